@@ -1,0 +1,108 @@
+# `make help` lists the targets. Everything is installed into .venv and built in place;
+# stamps there and in build/ keep a second call short.
+
+PYTHON    ?= python3
+PIP_EXTRA ?=
+ARGS      ?=
+
+VENV := .venv
+BIN  := $(VENV)/bin
+PIP  := $(BIN)/python -m pip --disable-pip-version-check install -q
+TEST := $(BIN)/python -m pytest
+
+# A torch chosen once (make … TORCH=…) is kept for later calls.
+TORCH ?= $(shell cat $(VENV)/.torch 2>/dev/null)
+TORCH_REQUIREMENT := $(or $(TORCH),$(shell grep '^torch==' requirements.txt))
+
+CXX_FILES = $(shell find csrc tests -name build -prune -o \
+              \( -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \) -print 2>/dev/null)
+
+.PHONY: help demo build test test-quick test-full native-test lint format bench clean distclean
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PYTHON=python3.12           the Python that makes .venv (3.10 or later)"
+	@echo "  TORCH=… PIP_EXTRA=…         another build of torch, and pip options to find it (docs/building.md)"
+	@echo "  ARGS=…                      arguments for pytest, the demo or the benchmarks"
+	@echo "  MAX_JOBS=… CXX=… CXXFLAGS=… for the compiler"
+
+demo: build ## build if needed and run the demo
+	$(BIN)/python -m pycoll.examples.demo $(ARGS)
+
+build: build/.installed ## .venv with pinned requirements and pycoll built in place
+
+test: build $(VENV)/.dev ## the suite (without the full matrix), under 25 minutes
+	$(TEST) -m "not full and not soak" $(ARGS)
+
+test-quick: build $(VENV)/.dev ## tests that are not slow, under 3 minutes
+	$(TEST) -m "not slow and not full and not soak" $(ARGS)
+
+test-full: build $(VENV)/.dev ## the suite with the full matrix
+	PYCOLL_TEST_FULL=1 $(TEST) -m "not soak" $(ARGS)
+
+native-test: $(VENV)/.dev ## C++ tests of the core, without torch
+	@if [ -x tests/native/run.sh ]; then PATH="$(CURDIR)/$(BIN):$$PATH" tests/native/run.sh $(ARGS); \
+	else echo "tests/native/run.sh is not there: nothing to run"; fi
+
+lint: $(VENV)/.dev ## ruff, mypy and clang-format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(if $(CXX_FILES),$(BIN)/clang-format --dry-run -Werror $(CXX_FILES))
+
+format: $(VENV)/.dev ## rewrite the sources as lint wants them
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(if $(CXX_FILES),$(BIN)/clang-format -i $(CXX_FILES))
+
+bench: build ## every script of benchmarks/
+	@set -e; for script in $(wildcard benchmarks/[a-z]*.py); do \
+	  echo "== $$script"; $(BIN)/python $$script $(ARGS); done
+
+clean: ## remove what was built, keep .venv
+	rm -rf build dist *.egg-info pycoll/_C*.so pycoll/_build.py .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## remove .venv as well
+	rm -rf $(VENV)
+
+# --- stamps ---------------------------------------------------------------------------------------
+
+$(VENV)/.created:
+	@need() { message=$$1; shift; "$$@" >/dev/null 2>&1 || { echo "pycoll: $$message" >&2; exit 1; }; }; \
+	need "no $(PYTHON) here: apt-get install python3, or PYTHON=..." command -v $(PYTHON); \
+	need "$(PYTHON) is older than 3.10: PYTHON=..." \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))'; \
+	need "$(PYTHON) cannot make virtual environments: apt-get install python3-venv" \
+	  $(PYTHON) -c 'import ensurepip'; \
+	need "$(PYTHON) has no Python.h: apt-get install python3-dev" \
+	  $(PYTHON) -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")'; \
+	need "no C++ compiler here: apt-get install g++, or CXX=..." command -v $${CXX:-g++}
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+.PHONY: always
+$(VENV)/.torch: $(VENV)/.created always
+	@echo '$(TORCH)' | cmp -s - $@ || echo '$(TORCH)' > $@
+
+$(VENV)/.runtime: $(VENV)/.torch requirements.txt
+	$(PIP) $(PIP_EXTRA) '$(TORCH_REQUIREMENT)'
+	@grep -v '^torch==' requirements.txt > $(VENV)/requirements.txt
+	$(PIP) -r $(VENV)/requirements.txt
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt
+	$(PIP) -r requirements-dev.txt
+	@touch $@
+
+# Two steps, because pip hides the compiler's messages: here they are seen.
+build/.built: $(VENV)/.runtime setup.py $(shell find csrc 2>/dev/null)
+	$(BIN)/python setup.py -q build_ext --inplace
+	@touch $@
+
+build/.installed: $(VENV)/.runtime setup.py pyproject.toml pycoll/_version.py | build/.built
+	$(PIP) --no-build-isolation --no-deps -e .
+	@touch $@

@@ -1,0 +1,48 @@
+#include <algorithm>
+
+#include "base/error.h"
+#include "bootstrap/exchange.h"
+
+namespace pycoll {
+namespace {
+
+constexpr std::chrono::milliseconds kSlice{200};  // between two looks at deadline and interrupts
+
+}  // namespace
+
+std::string StoreExchange::key(int turn, int rank) const {
+  return concat(prefix_, "/", turn, "/", rank);
+}
+
+std::vector<Blob> StoreExchange::all_gather(const Blob& mine, Deadline deadline,
+                                            const InterruptCheck& interrupt) {
+  const int turn = turn_++;
+  store_->set(key(turn, rank_), mine);
+  std::vector<Blob> blobs(static_cast<size_t>(world_size_));
+  std::string missing;
+  for (int peer = 0; peer < world_size_; ++peer) {
+    Blob* blob = &blobs[static_cast<size_t>(peer)];
+    while (true) {
+      const auto patience =
+          std::chrono::duration_cast<std::chrono::milliseconds>(deadline.left(kSlice));
+      if (store_->try_get(key(turn, peer), std::max(patience, std::chrono::milliseconds(1)), blob)) {
+        break;
+      }
+      if (interrupt) interrupt();
+      if (deadline.passed()) {
+        missing += concat(missing.empty() ? "" : ", ", peer);
+        break;
+      }
+    }
+  }
+  if (!missing.empty()) {
+    fail(ErrorKind::kTimeout, "rank ", rank_, " timed out making a group of ", world_size_,
+         ": Timed out waiting for rank(s) ", missing,
+         "; check that they run and make the same groups in the same order, or raise the timeout");
+  }
+  // Whoever has read turn t + 1 of all ranks knows that all of them have read turn t.
+  if (turn > 0) store_->remove(key(turn - 1, rank_));
+  return blobs;
+}
+
+}  // namespace pycoll

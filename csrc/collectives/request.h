@@ -1,0 +1,119 @@
+// What a collective is asked to do, in terms of plain memory.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/reduce_op.h"
+
+namespace pycoll {
+
+enum class Collective : uint8_t { kAllReduce, kAllGather, kReduceScatter, kBroadcast, kBarrier };
+
+inline constexpr int kNumCollectives = static_cast<int>(Collective::kBarrier) + 1;
+
+inline constexpr const char* name(Collective collective) {
+  constexpr const char* kNames[kNumCollectives] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast",
+                                                   "barrier"};
+  return kNames[static_cast<int>(collective)];
+}
+
+inline constexpr bool reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
+}
+
+// A tensor, or a list of them, seen as chunks (one a rank, or a single one). A chunk is the concatenation of its pieces, each
+// contiguous: a coalesced operation on three tensors has three pieces a chunk.
+class ChunkView {
+ public:
+  struct Piece {
+    std::byte* data;
+    size_t numel;
+  };
+
+  void add_chunk() { first_piece_.push_back(pieces_.size()); }
+  // Appends to the newest chunk. Empty pieces are left out.
+  void add_piece(void* data, size_t numel) {
+    if (numel > 0) pieces_.push_back(Piece{static_cast<std::byte*>(data), numel});
+  }
+  void add_chunk(void* data, size_t numel) {
+    add_chunk();
+    add_piece(data, numel);
+  }
+
+  size_t num_chunks() const { return first_piece_.size(); }
+  size_t numel(size_t chunk) const {
+    size_t sum = 0;
+    for (size_t p = first_piece_[chunk]; p < end_piece(chunk); ++p) sum += pieces_[p].numel;
+    return sum;
+  }
+
+  // fn(data, offset, numel) for each contiguous run of elements [begin, begin + numel) of the chunk; `offset` counts
+  // from `begin`.
+  template <class Fn>
+  void for_each_run(size_t chunk, size_t begin, size_t numel, size_t itemsize, const Fn& fn) const {
+    size_t done = 0;
+    for (size_t p = first_piece_[chunk]; p < end_piece(chunk) && done < numel; ++p) {
+      const Piece& piece = pieces_[p];
+      if (begin >= piece.numel) {
+        begin -= piece.numel;
+        continue;
+      }
+      const size_t here = std::min(piece.numel - begin, numel - done);
+      fn(piece.data + begin * itemsize, done, here);
+      done += here;
+      begin = 0;
+    }
+  }
+
+  // Between the user's memory and a flat array.
+  void copy_from_chunk(void* flat, size_t chunk, size_t begin, size_t numel, size_t itemsize) const {
+    for_each_run(chunk, begin, numel, itemsize, [&](std::byte* data, size_t offset, size_t n) {
+      std::memcpy(static_cast<std::byte*>(flat) + offset * itemsize, data, n * itemsize);
+    });
+  }
+  void copy_to_chunk(const void* flat, size_t chunk, size_t begin, size_t numel, size_t itemsize) const {
+    for_each_run(chunk, begin, numel, itemsize, [&](std::byte* data, size_t offset, size_t n) {
+      std::memcpy(data, static_cast<const std::byte*>(flat) + offset * itemsize, n * itemsize);
+    });
+  }
+
+ private:
+  size_t end_piece(size_t chunk) const {
+    return chunk + 1 < first_piece_.size() ? first_piece_[chunk + 1] : pieces_.size();
+  }
+  std::vector<size_t> first_piece_;
+  std::vector<Piece> pieces_;
+};
+
+// The fields that all ranks must agree on, and this rank's memory. Chunks of `input` and `output`:
+//
+// | collective     | input               | output              | numel (of the fingerprint) |
+// |----------------|---------------------|---------------------|----------------------------|
+// | all_reduce     | 1                   | 1, may be the input | of the input               |
+// | all_gather     | 1                   | world_size          | of the input               |
+// | reduce_scatter | world_size          | 1                   | of the output              |
+// | broadcast      | 1, the root's       | 1, all others'      | of either                  |
+struct Request {
+  Collective collective = Collective::kBarrier;
+  DType dtype = DType::kUInt8;
+  ReduceOp op = ReduceOp::kSum;
+  double factor = 1.0;  // PREMUL_SUM, this rank's own
+  int root = 0;
+  size_t numel = 0;
+  // Beyond numel: how the tensors of a coalesced operation divide it. Equal on all ranks.
+  uint64_t layout_hash = 0;
+  ChunkView input, output;
+  // Run by whoever executes the operation, in issue order: before its first read and after its last write of the chunks.
+  std::function<void()> before, after;
+
+  size_t itemsize() const { return pycoll::itemsize(dtype); }
+  size_t nbytes() const { return numel * itemsize(); }
+};
+
+}  // namespace pycoll

@@ -1,0 +1,63 @@
+#include "collectives/selector.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace pycoll {
+namespace {
+
+struct Row {
+  Collective collective;
+  const Algorithm* algorithm;
+  // The largest this rank's tensor may be; 0: as much as fits beside the handshake's signal; SIZE_MAX: any.
+  size_t most_nbytes;
+};
+
+constexpr size_t kPayload = 0;
+
+const std::vector<Row>& table() {
+  static const std::vector<Row> kRows = {
+      {Collective::kAllReduce, &kAllReduceOneShot, kPayload},
+      {Collective::kAllReduce, &kAllReduceTwoShot, SIZE_MAX},
+      {Collective::kAllGather, &kAllGatherDirect, SIZE_MAX},
+      {Collective::kReduceScatter, &kReduceScatterDirect, SIZE_MAX},
+      {Collective::kBroadcast, &kBroadcastDirect, SIZE_MAX},
+      {Collective::kBarrier, &kBarrierDirect, SIZE_MAX},
+  };
+  return kRows;
+}
+
+}  // namespace
+
+const std::vector<const Algorithm*>& algorithms() {
+  static const std::vector<const Algorithm*> kAll = {
+      &kAllReduceOneShot, &kAllReduceTwoShot,    &kAllReduceRing,     &kAllGatherDirect, &kAllGatherRing,
+      &kReduceScatterDirect, &kReduceScatterRing, &kBroadcastDirect, &kBarrierDirect,
+  };
+  return kAll;
+}
+
+std::vector<std::string> algorithm_names() {
+  std::vector<std::string> names = {"auto"};
+  for (const Algorithm* algorithm : algorithms()) {
+    if (std::find(names.begin(), names.end(), algorithm->name) == names.end()) {
+      names.push_back(algorithm->name);
+    }
+  }
+  return names;
+}
+
+const Algorithm& select(Collective collective, size_t nbytes, const Facts& facts) {
+  if (facts.algorithm != "auto") {
+    for (const Algorithm* algorithm : algorithms()) {
+      if (algorithm->collective == collective && facts.algorithm == algorithm->name) return *algorithm;
+    }
+  }
+  for (const Row& row : table()) {
+    if (row.collective != collective) continue;
+    if (nbytes <= (row.most_nbytes == kPayload ? facts.payload_bytes : row.most_nbytes)) return *row.algorithm;
+  }
+  fail(ErrorKind::kSystem, "no algorithm for ", name(collective), "; please report this");
+}
+
+}  // namespace pycoll

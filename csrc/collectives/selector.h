@@ -1,0 +1,21 @@
+// Which algorithm an operation takes. Selection is data: a table of rows, tried from the top.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "collectives/algorithm.h"
+
+namespace pycoll {
+
+// All algorithms, in the order of docs/algorithms.md.
+const std::vector<const Algorithm*>& algorithms();
+
+// Names that Options(algorithm=...) and PYCOLL_ALGORITHM take: "auto", and those of the algorithms.
+std::vector<std::string> algorithm_names();
+
+// Depends on what all ranks agree on only. facts.algorithm names an algorithm for those collectives that have one of that
+// name; "auto", and collectives without, take the table's, which all keep the fixed bracketing.
+const Algorithm& select(Collective collective, size_t nbytes, const Facts& facts);
+
+}  // namespace pycoll

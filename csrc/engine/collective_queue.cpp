@@ -1,0 +1,170 @@
+#include "engine/collective_queue.h"
+
+#include "engine/fingerprint.h"
+
+namespace pycoll {
+namespace {
+
+// Every collective: handshake, comparison, then the algorithm.
+Task run_collective(Context context, CollectiveOperation* operation) {
+  Group& group = context.group;
+  HandshakeLine* line = group.handshake_line(context.rank(), context.sequence);
+  const bool refused = !operation->refusal.empty();
+  if (refused) {
+    write_refusal(line, group.facts().payload_bytes, operation->refusal);
+  } else {
+    if (context.request.before) context.request.before();
+    write_fingerprint(line, context.request);
+    operation->algorithm->publish(context);
+  }
+  group.post_handshake(context.sequence);
+  for (int r = 0; r < context.world_size(); ++r) {
+    if (r != context.rank()) co_await context.reached(group.handshake(r, context.sequence));
+  }
+  // A rank that refused waits all the same: its slots must not be written again while others read them.
+  if (refused) co_return;
+  compare_fingerprints(group, context.sequence, &context.request);
+  operation->agreed = true;
+  co_await operation->algorithm->run(context);
+  if (context.request.after) context.request.after();
+}
+
+}  // namespace
+
+std::string CollectiveOperation::describe() const {
+  return concat(name(request.collective), " (", algorithm == nullptr ? "refused" : algorithm->name,
+                "), operation ", sequence, " of the group");
+}
+
+void CollectiveQueue::submit(const std::shared_ptr<CollectiveOperation>& operation) {
+  const Request& request = operation->request;
+  if (operation->refusal.empty()) {
+    operation->algorithm = &select(request.collective, request.nbytes(), group_->facts());
+    operation->event.algorithm = operation->algorithm->name;
+  }
+  Event& event = operation->event;
+  event.operation = name(request.collective);
+  event.dtype = request.dtype;
+  event.op = request.op;
+  event.peer = request.collective == Collective::kBroadcast ? request.root : -1;
+  event.nbytes = request.nbytes();
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  operation->sequence = event.sequence = next_sequence_++;
+  queue_.push_back(operation);
+}
+
+uint64_t CollectiveQueue::sequence() const {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  return next_sequence_;
+}
+
+std::shared_ptr<CollectiveOperation> CollectiveQueue::front() const {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  return queue_.empty() ? nullptr : queue_.front();
+}
+
+void CollectiveQueue::start(CollectiveOperation* operation) {
+  operation->event.started_ns = now_ns();
+  operation->task = run_collective(
+      Context{*group_, operation->request, operation->sequence, operation->event}, operation);
+  operation->task.start(&operation->task_state);
+}
+
+void CollectiveQueue::progress() {
+  while (const std::shared_ptr<CollectiveOperation> operation = front()) {
+    if (operation->event.started_ns == 0) {
+      try {
+        group_->check_usable();
+      } catch (const Error& error) {
+        finish_front(std::current_exception());
+        continue;
+      }
+      start(operation.get());
+    } else if (operation->task_state.wait.ready()) {
+      Task::resume(&operation->task_state);
+    }
+    if (!operation->task.done()) {
+      if (operation->task_state.wait.ready()) continue;
+      return;
+    }
+    try {
+      operation->task.rethrow();
+      finish_front(nullptr);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::kMismatch) {
+        finish_front(std::current_exception());
+      } else {
+        fail_front(error);
+      }
+    } catch (const std::exception& error) {
+      fail_front(Error(ErrorKind::kSystem, error.what()));
+    }
+  }
+}
+
+void CollectiveQueue::check() {
+  const std::shared_ptr<CollectiveOperation> operation = front();
+  if (operation == nullptr || operation->event.started_ns == 0) return;
+  const Wait wait = operation->task_state.wait;
+  if (wait.ready()) return;  // what has arrived counts before the state of who sent it
+  try {
+    group_->check_usable();
+    if (wait.peer >= 0) group_->check_member(wait.peer);
+    if (wait.ready()) return;
+    if (operation->deadline().passed()) fail(ErrorKind::kTimeout, timeout_text(*operation));
+  } catch (const Error& error) {
+    if (!wait.ready()) fail_front(error);
+  }
+}
+
+bool CollectiveQueue::watch(std::vector<Wait>* waits) const {
+  const std::shared_ptr<CollectiveOperation> operation = front();
+  if (operation == nullptr) return false;
+  waits->push_back(operation->task_state.wait);  // not started: ready at once
+  return true;
+}
+
+void CollectiveQueue::fail_all(const std::exception_ptr& error) {
+  while (front() != nullptr) finish_front(error);
+}
+
+void CollectiveQueue::finish_front(std::exception_ptr error) {
+  std::shared_ptr<CollectiveOperation> operation;
+  {
+    std::lock_guard<std::mutex> lock(queue_mutex_);
+    operation = queue_.front();
+    queue_.pop_front();
+  }
+  operation->task = Task();
+  // Those who learn of the end may at once look at the events.
+  Event event = operation->event;
+  event.ended_ns = now_ns();
+  event.failed = error != nullptr;
+  events_->add(event);
+  operation->finish(std::move(error));
+  group_->endpoint().bell()->ring_sleepers();
+}
+
+// Ends the front operation and poisons the group, since peers' signals for it stay behind.
+void CollectiveQueue::fail_front(const Error& error) {
+  const std::shared_ptr<CollectiveOperation> operation = front();
+  std::string text = error.what();
+  if (error.kind() != ErrorKind::kTimeout) {
+    text = concat("pycoll: rank ", group_->rank(), " failed in ", operation->describe(), ": ",
+                  text.rfind("pycoll: ", 0) == 0 ? text.substr(8) : text);
+  }
+  group_->poison(error.kind(), text.substr(8));
+  if (operation->agreed) text += "; its output is undefined";
+  text += ". The group can no longer be used: destroy it and make a new one";
+  finish_front(std::make_exception_ptr(Error(error.kind(), text)));
+}
+
+std::string CollectiveQueue::timeout_text(const CollectiveOperation& operation) const {
+  const Event& event = operation.event;
+  return concat("rank ", group_->rank(), " timed out in ", operation.describe(), ": Timed out waiting ",
+                operation.timeout().count(), " ms for rank ", operation.task_state.wait.peer, " (",
+                event.bytes_written, " bytes written for others, ", event.bytes_read, " read from others, of a tensor of ",
+                event.nbytes, " bytes)");
+}
+
+}  // namespace pycoll

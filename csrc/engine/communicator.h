@@ -1,0 +1,106 @@
+// The operations of one group on this rank: what the framework adapter and the direct API call.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/env.h"
+#include "engine/collective_queue.h"
+#include "engine/message_queue.h"
+#include "engine/progress_engine.h"
+#include "sync/waiter.h"
+
+namespace pycoll {
+
+// What the groups of one rank share.
+struct Runtime {
+  std::shared_ptr<Endpoint> endpoint;
+  std::shared_ptr<ProgressEngine> progress_engine;
+
+  static std::shared_ptr<Runtime> create(const Env& env);
+};
+
+struct CommunicatorOptions {
+  std::string algorithm;  // empty: what the environment says
+  std::chrono::milliseconds timeout{30 * 60 * 1000};
+  uint64_t first_sequence = 1;  // tests start near where a counter of fewer bits would wrap
+  InterruptCheck interrupt;
+};
+
+class Communicator {
+ public:
+  // Collective over the ranks of `exchange`. A group of one owns no resources: `make_runtime` is not called.
+  static std::shared_ptr<Communicator> create(Exchange* exchange,
+                                              const std::function<std::shared_ptr<Runtime>(const Env&)>& make_runtime,
+                                              CommunicatorOptions options);
+  ~Communicator();
+
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+  std::chrono::milliseconds timeout() const { return std::chrono::milliseconds(timeout_ms_.load()); }
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ms_.store(timeout.count()); }
+  const std::string& algorithm() const { return algorithm_; }
+  // The number that the next collective will have.
+  uint64_t sequence() const;
+  std::vector<Event> events() const { return events_.snapshot(); }
+  bool forked() const { return runtime_ != nullptr && runtime_->endpoint->forked(); }
+  // Null unless an operation failed in a way that made the group unusable.
+  std::string failure() const;
+
+  // Starts a collective. `request`'s memory stays valid until it has finished. Raises kInvalidArgument, and tells the other
+  // ranks so, when op, dtype or root make no sense. Threads that share a group must order their calls themselves.
+  std::shared_ptr<Operation> start(Request request, std::chrono::milliseconds timeout);
+  // Starts and completes it on this thread.
+  void run(Request request, std::chrono::milliseconds timeout);
+  // In place of a collective whose arguments were found wrong here: the other ranks raise too instead of waiting.
+  void refuse(Collective collective, const std::string& reason);
+
+  std::shared_ptr<Operation> send(const void* data, size_t nbytes, DType dtype, int dst, int tag,
+                                  std::chrono::milliseconds timeout);
+  // `src` may be kAnySource. `after` runs once the data is there.
+  std::shared_ptr<Operation> receive(void* data, size_t nbytes, DType dtype, int src, int tag,
+                                     std::chrono::milliseconds timeout, std::function<void()> after);
+
+  // Until the operation has finished, or (false) `patience` is over; then it may be waited for again. Does not raise its
+  // error. An interrupt leaves the operation going on.
+  bool wait(const std::shared_ptr<Operation>& operation, Deadline patience);
+  // Whether it has finished, after giving it a push.
+  bool poll(const std::shared_ptr<Operation>& operation) { return push(*operation, true); }
+  // Has the progress engine drive it: somebody counts on its end without waiting.
+  void drive_in_background(const std::shared_ptr<Operation>& operation);
+
+  // Ends all operations with an error and makes the group unusable here and, as they find out, on all ranks.
+  void abort(const std::string& reason);
+  // Gives pending operations `patience` to complete, ends those that do not, and leaves the group. Idempotent.
+  void close(std::chrono::milliseconds patience);
+
+ private:
+  Communicator(int rank, int world_size, CommunicatorOptions options);
+  void validate(const Request& request) const;
+  void check_open() const;
+  void run_alone(const Request& request);
+  std::shared_ptr<Driver> driver_of(const Operation& operation) const;
+  bool wait_driving(const Operation& operation, const std::shared_ptr<Driver>& driver, Deadline patience);
+  bool push(const Operation& operation, bool check);
+  std::shared_ptr<CollectiveOperation> submit(Request request, std::chrono::milliseconds timeout);
+  void check_peer(const char* argument, int peer) const;
+  void flush(Deadline deadline);
+
+  const int rank_;
+  const int world_size_;
+  const InterruptCheck interrupt_;
+  std::atomic<int64_t> timeout_ms_;
+  std::string algorithm_;
+  EventRing events_{1024};
+  std::atomic<bool> closed_{false};
+  std::atomic<uint64_t> sequence_alone_{1};  // of a group of one
+
+  // Null in a group of one.
+  std::shared_ptr<Runtime> runtime_;
+  std::shared_ptr<Group> group_;
+  std::shared_ptr<CollectiveQueue> collectives_;
+  std::shared_ptr<MessageQueue> messages_;
+  SpinPolicy spin_;
+};
+
+}  // namespace pycoll

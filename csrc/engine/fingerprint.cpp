@@ -1,0 +1,115 @@
+#include "engine/fingerprint.h"
+
+#include <bit>
+#include <cstring>
+#include <map>
+#include <vector>
+
+namespace pycoll {
+namespace {
+
+enum class Status : uint8_t { kAccepted = 0, kRefused };
+
+// The first word of a fingerprint, unpacked.
+struct Call {
+  Status status;
+  Collective collective;
+  ReduceOp op;
+  DType dtype;
+  int32_t root;
+};
+
+uint64_t pack(const Call& call) {
+  return uint64_t{static_cast<uint8_t>(call.status)} | uint64_t{static_cast<uint8_t>(call.collective)} << 8 |
+         uint64_t{static_cast<uint8_t>(call.op)} << 16 | uint64_t{static_cast<uint8_t>(call.dtype)} << 24 |
+         uint64_t{static_cast<uint32_t>(call.root)} << 32;
+}
+
+// What a peer wrote is not believed: a value out of range reads as the first one.
+template <class E>
+E enum_at(uint64_t word, int shift, int count) {
+  const uint8_t value = static_cast<uint8_t>(word >> shift);
+  return static_cast<E>(value < count ? value : 0);
+}
+
+Call unpack(uint64_t word) {
+  return Call{enum_at<Status>(word, 0, 2), enum_at<Collective>(word, 8, kNumCollectives),
+              enum_at<ReduceOp>(word, 16, kNumReduceOps), enum_at<DType>(word, 24, kNumDTypes),
+              static_cast<int32_t>(word >> 32)};
+}
+
+std::string describe(const HandshakeLine& line) {
+  const Call call = unpack(line.fingerprint[0]);
+  if (call.collective == Collective::kBarrier) return "barrier()";
+  std::string text = concat(name(call.collective), "(", line.fingerprint[1], " x ", name(call.dtype));
+  if (reduces(call.collective)) text += concat(", ", name(call.op));
+  if (call.collective == Collective::kBroadcast) text += concat(", root ", call.root);
+  if (line.fingerprint[2] != 0) {
+    char hash[32];
+    std::snprintf(hash, sizeof(hash), ", layout %08x", static_cast<unsigned>(line.fingerprint[2]));
+    text += hash;
+  }
+  return text + ")";
+}
+
+std::string refusal_text(HandshakeLine* line, size_t payload_bytes) {
+  const auto* text = reinterpret_cast<const char*>(GroupPage::payload(line, payload_bytes));
+  return std::string(text, strnlen(text, payload_bytes));
+}
+
+std::string list_of_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += concat(i == 0 ? "" : ", ", ranks[i]);
+  return text;
+}
+
+}  // namespace
+
+void write_fingerprint(HandshakeLine* line, const Request& request) {
+  const bool has_op = reduces(request.collective);
+  line->fingerprint[0] = pack(Call{Status::kAccepted, request.collective, has_op ? request.op : ReduceOp::kSum,
+                                   request.dtype, request.root});
+  line->fingerprint[1] = request.numel;
+  line->fingerprint[2] = request.layout_hash;
+  line->detail = std::bit_cast<uint64_t>(request.factor);
+}
+
+void write_refusal(HandshakeLine* line, size_t payload_bytes, const std::string& text) {
+  line->fingerprint[0] = pack(Call{Status::kRefused, Collective::kBarrier, ReduceOp::kSum, DType::kUInt8, 0});
+  line->fingerprint[1] = line->fingerprint[2] = 0;
+  auto* out = reinterpret_cast<char*>(GroupPage::payload(line, payload_bytes));
+  const size_t length = std::min(text.size(), payload_bytes - 1);
+  std::memcpy(out, text.data(), length);
+  out[length] = '\0';
+}
+
+void compare_fingerprints(const Group& group, uint64_t sequence, const Request* request) {
+  if (request == nullptr) return;
+  const HandshakeLine& mine = *group.handshake_line(group.rank(), sequence);
+  bool equal = true;
+  for (int r = 0; r < group.world_size(); ++r) {
+    equal &= std::memcmp(group.handshake_line(r, sequence)->fingerprint, mine.fingerprint,
+                         sizeof(mine.fingerprint)) == 0;
+  }
+  if (equal) return;
+
+  std::map<std::string, std::vector<int>> sides;
+  std::string refusals;
+  for (int r = 0; r < group.world_size(); ++r) {
+    HandshakeLine* line = group.handshake_line(r, sequence);
+    if (unpack(line->fingerprint[0]).status == Status::kRefused) {
+      refusals += concat(" rank ", r, " refused its arguments (",
+                         refusal_text(line, group.facts().payload_bytes), ");");
+    } else {
+      sides[describe(*line)].push_back(r);
+    }
+  }
+  std::string text = concat("operation ", sequence, " of this group differs between ranks:", refusals);
+  for (const auto& [call, ranks] : sides) {
+    text += concat(" ", list_of_ranks(ranks), " called ", call, ";");
+  }
+  fail(ErrorKind::kMismatch, text,
+       " nothing was moved and the group stays usable. All ranks must make the same calls in the same order");
+}
+
+}  // namespace pycoll

@@ -1,0 +1,67 @@
+// One operation from its submission to its end.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <mutex>
+
+#include "base/clock.h"
+#include "base/events.h"
+
+namespace pycoll {
+
+class Operation {
+ public:
+  explicit Operation(std::chrono::milliseconds timeout)
+      : timeout_(timeout), deadline_(Deadline::after(timeout)) {
+    event.queued_ns = now_ns();
+  }
+  virtual ~Operation() = default;
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  Event event;  // of the thread that drives the operation
+
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  Deadline deadline() const { return deadline_; }
+
+  // Ended, well or not, and its callback has run.
+  bool finished() const { return finished_.load(std::memory_order_acquire); }
+  // Of an ended operation: what went wrong, or null.
+  std::exception_ptr error() const { return error_; }
+
+  // `callback` runs once, on the thread that ends the operation. False, and it never runs, if the end has begun already.
+  bool set_callback(std::function<void()> callback) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (ending_) return false;
+    callback_ = std::move(callback);
+    return true;
+  }
+
+  // By the thread that drives it, once.
+  void finish(std::exception_ptr error) {
+    std::function<void()> callback;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      error_ = std::move(error);
+      ending_ = true;
+      callback.swap(callback_);
+    }
+    event.ended_ns = now_ns();
+    event.failed = error_ != nullptr;
+    if (callback) callback();
+    finished_.store(true, std::memory_order_release);
+  }
+
+ private:
+  const std::chrono::milliseconds timeout_;
+  const Deadline deadline_;
+  std::mutex mutex_;
+  bool ending_ = false;
+  std::function<void()> callback_;
+  std::exception_ptr error_;
+  std::atomic<bool> finished_{false};
+};
+
+}  // namespace pycoll

@@ -1,0 +1,102 @@
+#include "engine/progress_engine.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+
+#include "sync/waiter.h"
+
+namespace pycoll {
+namespace {
+
+// Signals belong to the program's own threads.
+void block_signals() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+}
+
+}  // namespace
+
+void ProgressEngine::activate(const std::shared_ptr<Driver>& driver) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (std::find(active_.begin(), active_.end(), driver) == active_.end()) active_.push_back(driver);
+  if (!thread_.joinable()) {
+    stopping_ = false;
+    thread_ = std::thread([this] { loop(); });
+  }
+  news_.store(true, std::memory_order_seq_cst);
+  changed_.notify_all();
+  endpoint_->bell()->ring_sleepers();
+}
+
+void ProgressEngine::remove(const Driver* driver) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto is_it = [driver](const std::shared_ptr<Driver>& d) { return d.get() == driver; };
+  active_.erase(std::remove_if(active_.begin(), active_.end(), is_it), active_.end());
+  changed_.wait(lock, [&] { return driving_ != driver; });
+}
+
+void ProgressEngine::stop() {
+  if (endpoint_->forked()) {  // the parent's thread: neither it nor a usable lock exists here
+    if (thread_.joinable()) thread_.detach();
+    return;
+  }
+  std::thread thread;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    thread.swap(thread_);
+    news_.store(true, std::memory_order_seq_cst);
+    changed_.notify_all();
+    endpoint_->bell()->ring_sleepers();
+  }
+  if (!thread.joinable()) return;
+  thread.join();
+}
+
+void ProgressEngine::loop() {
+  block_signals();
+  pthread_setname_np(pthread_self(), "pycoll");
+  std::vector<Wait> waits;
+  std::unique_lock<std::mutex> lock(mutex_);
+  int64_t checked_ns = now_ns();
+  while (!stopping_) {
+    news_.store(false, std::memory_order_seq_cst);
+    const bool check = now_ns() - checked_ns > 2 * kSleepSlice / std::chrono::nanoseconds(1);
+    if (check) checked_ns = now_ns();
+    waits.clear();
+    // Drivers that were activated meanwhile set news_, and this starts again.
+    const std::vector<std::shared_ptr<Driver>> drivers = active_;
+    for (const std::shared_ptr<Driver>& driver : drivers) {
+      bool keep = false;
+      driving_ = driver.get();
+      lock.unlock();
+      if (driver->waiters.load(std::memory_order_acquire) == 0) {
+        std::lock_guard<std::mutex> driver_lock(driver->mutex);
+        driver->progress();
+        if (check) driver->check();
+        keep = driver->watch(&waits);
+      }
+      lock.lock();
+      driving_ = nullptr;
+      changed_.notify_all();
+      // A driver that somebody waits on comes back through activate() when the last waiter leaves.
+      const auto it = std::find(active_.begin(), active_.end(), driver);
+      if (!keep && it != active_.end() && !news_.load(std::memory_order_relaxed)) active_.erase(it);
+    }
+    if (stopping_ || news_.load(std::memory_order_relaxed)) continue;
+    if (active_.empty()) {
+      changed_.wait(lock, [&] { return stopping_ || !active_.empty(); });
+      continue;
+    }
+    lock.unlock();
+    // No spinning: the program's own threads need the cores.
+    wait_slice([&] { return news_.load(std::memory_order_acquire) || any_ready(waits); }, endpoint_->bell(),
+               SpinPolicy{0}, Deadline::never());
+    lock.lock();
+  }
+}
+
+}  // namespace pycoll

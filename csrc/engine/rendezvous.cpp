@@ -1,0 +1,152 @@
+#include "engine/rendezvous.h"
+
+#include <cstring>
+
+#include "base/log.h"
+
+namespace pycoll {
+namespace {
+
+// Changes whenever the meaning of shared memory or of these blobs does.
+constexpr uint32_t kProtocol = 1;
+
+struct Introduction {
+  uint32_t protocol;
+  Token secret;  // rank 0's counts
+  Facts facts;
+};
+
+void write_facts(BlobWriter* blob, const Facts& facts) {
+  blob->put(facts.payload_bytes).put(facts.staging_bytes).put(facts.eager_bytes).put_text(facts.algorithm);
+}
+
+Introduction read_introduction(BlobReader* blob) {
+  Introduction introduction;
+  introduction.protocol = blob->get<uint32_t>();
+  introduction.secret = blob->get<Token>();
+  introduction.facts.payload_bytes = blob->get<uint64_t>();
+  introduction.facts.staging_bytes = blob->get<uint64_t>();
+  introduction.facts.eager_bytes = blob->get<uint64_t>();
+  introduction.facts.algorithm = blob->get_text();
+  return introduction;
+}
+
+template <class T>
+void compare(const char* what, const T& of_zero, const T& of_rank, int rank, const char* remedy) {
+  if (of_zero == of_rank) return;
+  fail(ErrorKind::kMismatch, "ranks disagree about the group that they make: ", what, " is ", of_zero,
+       " on rank 0 and ", of_rank, " on rank ", rank, "; ", remedy);
+}
+
+void compare_introductions(const std::vector<Introduction>& all) {
+  static constexpr char kSetSame[] = "set the same value on all ranks";
+  for (size_t r = 1; r < all.size(); ++r) {
+    const int rank = static_cast<int>(r);
+    compare("the protocol version", all[0].protocol, all[r].protocol, rank, "run the same pycoll on all ranks");
+    const Facts& a = all[0].facts;
+    const Facts& b = all[r].facts;
+    compare("the algorithm (Options(algorithm=...) or PYCOLL_ALGORITHM)", a.algorithm, b.algorithm, rank, kSetSame);
+    compare("PYCOLL_PAYLOAD_BYTES", a.payload_bytes, b.payload_bytes, rank, kSetSame);
+    compare("PYCOLL_STAGING_BYTES", a.staging_bytes, b.staging_bytes, rank, kSetSame);
+    compare("PYCOLL_EAGER_BYTES", a.eager_bytes, b.eager_bytes, rank, kSetSame);
+  }
+}
+
+uint64_t nonce_of(const Token& secret) {
+  uint64_t nonce;
+  std::memcpy(&nonce, secret.data(), sizeof(nonce));
+  return nonce | 1;  // never zero, which is what fresh memory holds
+}
+
+// The page of this rank, and the peers, or what went wrong.
+struct Preparation {
+  Region page;
+  std::vector<std::shared_ptr<Peer>> peers;
+  std::string problem;
+  ErrorKind problem_kind = ErrorKind::kSystem;
+};
+
+Preparation prepare(Exchange* exchange, Endpoint* endpoint, const Facts& facts, const Token& secret,
+                    std::vector<BlobReader>* greetings, Deadline deadline, const InterruptCheck& interrupt) {
+  Preparation result;
+  try {
+    const size_t page_bytes = GroupPage::page_bytes(facts.payload_bytes, exchange->world_size());
+    result.page = endpoint->arena().allocate(page_bytes);
+    std::byte* memory = endpoint->arena().address(result.page);
+    std::memset(memory, 0, page_bytes);
+    reinterpret_cast<GroupPage*>(memory)->nonce.store(nonce_of(secret), std::memory_order_release);
+    result.peers = endpoint->connect(greetings, exchange->rank(), secret, deadline, interrupt);
+  } catch (const Error& error) {
+    result.problem = error.what();
+    result.problem_kind = error.kind();
+  }
+  return result;
+}
+
+std::vector<Member> make_members(const Preparation& mine, Endpoint* endpoint, int rank,
+                                 const std::vector<uint64_t>& page_offsets, size_t page_bytes) {
+  std::vector<Member> members(page_offsets.size());
+  for (size_t r = 0; r < members.size(); ++r) {
+    Member& member = members[r];
+    if (static_cast<int>(r) == rank) {
+      member.bell = endpoint->bell();
+      member.page = reinterpret_cast<GroupPage*>(endpoint->arena().address(mine.page));
+      continue;
+    }
+    member.peer = mine.peers[r];
+    member.segment = member.peer->segment.get();
+    member.bell = member.peer->bell();
+    const size_t reserved = member.segment->reserved();
+    if (page_offsets[r] % 64 != 0 || page_bytes > reserved || page_offsets[r] > reserved - page_bytes) {
+      fail(ErrorKind::kSystem, "the page of rank ", r, " lies outside its segment");
+    }
+    member.page = reinterpret_cast<GroupPage*>(member.segment->base() + page_offsets[r]);
+  }
+  return members;
+}
+
+}  // namespace
+
+std::shared_ptr<Group> form_group(Exchange* exchange, const std::shared_ptr<Endpoint>& endpoint, const Facts& facts,
+                                  Deadline deadline, const InterruptCheck& interrupt) {
+  const int rank = exchange->rank();
+  BlobWriter introduction;
+  introduction.put(kProtocol).put(random_token());
+  write_facts(&introduction, facts);
+  endpoint->write_greeting(&introduction);
+  const std::vector<Blob> blobs = exchange->all_gather(introduction.take(), deadline, interrupt);
+  std::vector<BlobReader> readers;
+  std::vector<Introduction> introductions;
+  for (size_t r = 0; r < blobs.size(); ++r) {
+    readers.emplace_back(blobs[r], static_cast<int>(r));
+    introductions.push_back(read_introduction(&readers.back()));
+  }
+  compare_introductions(introductions);
+
+  const Token secret = introductions[0].secret;
+  Preparation mine = prepare(exchange, endpoint.get(), facts, secret, &readers, deadline, interrupt);
+  BlobWriter status;
+  status.put(static_cast<uint64_t>(mine.page.offset)).put_text(mine.problem);
+  try {
+    std::vector<uint64_t> page_offsets;
+    std::string problems;
+    const std::vector<Blob> statuses = exchange->all_gather(status.take(), deadline, interrupt);
+    for (size_t r = 0; r < statuses.size(); ++r) {
+      BlobReader reader(statuses[r], static_cast<int>(r));
+      page_offsets.push_back(reader.get<uint64_t>());
+      const std::string problem = reader.get_text();
+      if (!problem.empty()) problems += concat(" rank ", r, ": ", problem, ";");
+    }
+    if (!problems.empty()) {
+      fail(mine.problem.empty() ? ErrorKind::kPeerFailed : mine.problem_kind, "the group could not be made:", problems);
+    }
+    const size_t page_bytes = GroupPage::page_bytes(facts.payload_bytes, exchange->world_size());
+    std::vector<Member> members = make_members(mine, endpoint.get(), rank, page_offsets, page_bytes);
+    return std::make_shared<Group>(endpoint, facts, rank, std::move(members), mine.page, nonce_of(secret));
+  } catch (...) {
+    endpoint->arena().release(mine.page);
+    throw;
+  }
+}
+
+}  // namespace pycoll

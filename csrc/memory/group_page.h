@@ -1,0 +1,76 @@
+// The region that a rank owns in one group, and what each part of it is for. docs/memory_model.md, "Nouns".
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "topology/partition.h"
+
+namespace pycoll {
+
+enum class GroupState : uint32_t { kOpen = 0, kPoisoned, kClosed };
+
+// A line beside whose signal the first bytes of the payload travel.
+struct alignas(64) HandshakeLine {
+  std::atomic<uint64_t> signal;
+  uint64_t fingerprint[3];  // compared
+  uint64_t detail;          // this rank's own: the factor of PREMUL_SUM
+  std::byte payload[24];
+};
+static_assert(sizeof(HandshakeLine) == 64);
+
+struct alignas(64) Counter {
+  std::atomic<uint64_t> value;
+};
+
+struct GroupPage {
+  static constexpr size_t kReasonBytes = 512;
+  static constexpr int kRoundCounters = 4;
+
+  // Identity and state. Written by the owner.
+  alignas(64) std::atomic<uint64_t> nonce;  // of the group; another value: this memory has been recycled
+  std::atomic<uint32_t> state;              // GroupState
+  uint32_t failure_kind;                    // ErrorKind, written before `state`
+  char reason[kReasonBytes];                // likewise
+
+  // Written by the owner.
+  alignas(64) std::atomic<uint64_t> round;
+  std::atomic<uint64_t> staging_offset;  // in the owner's segment, before the operation's first round
+
+  // Used in the page of rank 0 only. Written by all.
+  Counter handshake_arrivals;
+  Counter round_arrivals[kRoundCounters];
+
+  // What follows the struct: two handshake slots, then two lane tables of one offset for each rank.
+  static size_t slot_bytes(size_t payload_bytes) {
+    return sizeof(HandshakeLine) + round_up(payload_bytes, 64);
+  }
+  static size_t page_bytes(size_t payload_bytes, int world_size) {
+    return sizeof(GroupPage) + 2 * slot_bytes(payload_bytes) +
+           2 * sizeof(std::atomic<uint64_t>) * static_cast<size_t>(world_size);
+  }
+
+  HandshakeLine* slot(uint64_t sequence, size_t payload_bytes) {
+    return reinterpret_cast<HandshakeLine*>(tail() + (sequence % 2) * slot_bytes(payload_bytes));
+  }
+
+  // Where the lane to `peer` begins in the owner's segment; 0 until it has been made. Lanes of collectives and of sends apart.
+  std::atomic<uint64_t>* collective_lane(int peer, size_t payload_bytes) {
+    return reinterpret_cast<std::atomic<uint64_t>*>(tail() + 2 * slot_bytes(payload_bytes)) + peer;
+  }
+  std::atomic<uint64_t>* message_lane(int peer, size_t payload_bytes, int world_size) {
+    return collective_lane(peer, payload_bytes) + world_size;
+  }
+
+  // Payload of up to 24 bytes sits in the signal's line, a larger one behind it.
+  static std::byte* payload(HandshakeLine* line, size_t nbytes) {
+    return nbytes <= sizeof(line->payload) ? line->payload : reinterpret_cast<std::byte*>(line + 1);
+  }
+
+ private:
+  std::byte* tail() { return reinterpret_cast<std::byte*>(this + 1); }
+};
+static_assert(sizeof(GroupPage) % 64 == 0);
+
+}  // namespace pycoll

@@ -1,0 +1,82 @@
+#include "memory/segment.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/process.h"
+
+namespace pycoll {
+namespace {
+
+constexpr size_t kLeastReserved = size_t{16} << 20;
+
+void* map_shared(int fd, size_t nbytes) {
+  return mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+}
+
+}  // namespace
+
+std::shared_ptr<Segment> Segment::create(size_t reserved) {
+  UniqueFd fd(memfd_create("pycoll", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) {
+    fail(ErrorKind::kSystem, "cannot make shared memory (memfd_create): ", errno_text(errno),
+         errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
+  }
+  // Peers rely on it: what is committed once never goes away under them.
+  if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
+    fail(ErrorKind::kSystem, "cannot seal shared memory: ", errno_text(errno));
+  }
+  void* base = map_shared(fd.get(), reserved);
+  while (base == MAP_FAILED && reserved / 2 >= kLeastReserved) {
+    reserved /= 2;
+    base = map_shared(fd.get(), reserved);
+  }
+  if (base == MAP_FAILED) {
+    fail(ErrorKind::kSystem, "cannot reserve ", reserved, " bytes of address space: ",
+         errno_text(errno), "; raise the limit (ulimit -v) or lower PYCOLL_SEGMENT_BYTES");
+  }
+  return std::shared_ptr<Segment>(
+      new Segment(std::move(fd), static_cast<std::byte*>(base), reserved, 0));
+}
+
+std::shared_ptr<Segment> Segment::map_peer(const UniqueFd& fd, size_t reserved) {
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    fail(ErrorKind::kSystem, "a peer passed something that is not a sealed pycoll segment");
+  }
+  void* base = map_shared(fd.get(), reserved);
+  if (base == MAP_FAILED) {
+    fail(ErrorKind::kSystem, "cannot map ", reserved, " bytes of a peer's segment: ",
+         errno_text(errno), "; raise the limit (ulimit -v) or lower PYCOLL_SEGMENT_BYTES on all ranks");
+  }
+  return std::shared_ptr<Segment>(
+      new Segment(UniqueFd(), static_cast<std::byte*>(base), reserved, 0));
+}
+
+Segment::~Segment() { munmap(base_, reserved_); }
+
+void Segment::commit(size_t nbytes) {
+  if (nbytes <= committed_) return;
+  if (nbytes > reserved_) {
+    fail(ErrorKind::kSystem, "needs ", nbytes, " bytes of shared memory, but only ", reserved_,
+         " are reserved; raise PYCOLL_SEGMENT_BYTES (or ulimit -v) on all ranks");
+  }
+  int result;
+  do {
+    result = fallocate(fd_.get(), 0, static_cast<off_t>(committed_),
+                       static_cast<off_t>(nbytes - committed_));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) {
+    fail(ErrorKind::kSystem, "cannot add ", nbytes - committed_, " bytes to the ", committed_,
+         " bytes of shared memory of this process: ", errno_text(errno),
+         errno == EFBIG ? "; raise the limit of file sizes (ulimit -f)"
+                        : "; free memory or raise the memory limit of the container");
+  }
+  committed_ = nbytes;
+}
+
+}  // namespace pycoll

@@ -1,0 +1,64 @@
+"""Ranks for all tests, one pool of processes for each world size, and the switches of the suite.
+
+PYCOLL_TEST_FULL=1, or --full, runs the full matrix. PYCOLL_TEST_BACKEND names another backend than
+pycoll for the tests of collectives; most of what fails then is that backend's.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+
+import numpy
+import pytest
+import torch
+from case_runner import BACKEND
+
+from pycoll.testing import RankPool
+
+FULL_VARIABLE = "PYCOLL_TEST_FULL"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help=f"the same as {FULL_VARIABLE}=1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--full"):
+        os.environ[FULL_VARIABLE] = "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get(FULL_VARIABLE) == "1":
+        return
+    skip = pytest.mark.skip(reason=f"part of the full run: {FULL_VARIABLE}=1 or --full")
+    for item in items:
+        if item.get_closest_marker("full"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Callable[[int], RankPool]]:
+    """`pool(world_size)`: ranks that all tests share; they are started when first asked for.
+
+    At the end of the session they must leave their groups and exit without an error.
+    """
+    pools: dict[int, RankPool] = {}
+
+    def pool_of(world_size: int) -> RankPool:
+        if world_size not in pools:
+            pools[world_size] = RankPool(world_size, BACKEND)
+        return pools[world_size]
+
+    yield pool_of
+    for opened in pools.values():
+        opened.close()
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds() -> None:
+    """In this process; what runs on ranks seeds itself."""
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
