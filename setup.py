@@ -40,6 +40,12 @@ CXX_FLAGS = (
     # A fused multiply-add rounds once where two operations round twice: contracted code would give
     # other bits in a vector body than in its scalar tail, and on one machine than on another.
     "-ffp-contract=off",
+    # Comparisons and conversions may be done for elements that the scalar loop would skip: needed to
+    # vectorise them, and it changes no result.
+    "-fno-trapping-math",
+    "-fno-math-errno",
+    # The same bytes are seen as several types (a slot's payload).
+    "-fno-strict-aliasing",
     "-fPIC",
     "-fvisibility=hidden",
     "-pthread",

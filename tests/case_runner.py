@@ -26,7 +26,9 @@ reduce_scatter_tensor = getattr(dist, "reduce_scatter_single", None) or dist.red
 NUM_IN_FLIGHT = 3
 # Cases at which a rank died or hung, before the rest of a batch is given up.
 MAX_STOPS = 3
-BATCH_TIMEOUT_S = 120.0
+# Of a traceback, the last ones: the first are the same for all cases.
+NUM_FRAMES = 3
+BATCH_TIMEOUT_S = 240.0
 
 
 def reduce_op(op: str) -> Any:
@@ -63,18 +65,22 @@ def failures_of(pool: RankPool, cases: Sequence[Case]) -> dict[str, str]:
             for rank, failed in enumerate(reports):
                 for name, text in failed.items():
                     failures.setdefault(name, f"rank {rank}: {text}")
+            if any(reports):
+                pool.kill()  # a group in which something failed is no ground for other tests
     return failures
 
 
 def run_cases(cases: Sequence[Case]) -> dict[str, str]:
-    """On a rank: the id and traceback of every case that failed here."""
+    """On a rank: the id of every case that failed here, with the reason."""
     failed = {}
     for case in cases:
         report_progress(case.id)
         try:
             run_case(case)
-        except Exception:
-            failed[case.id] = traceback.format_exc()
+        except AssertionError as error:
+            failed[case.id] = str(error)
+        except Exception as error:
+            failed[case.id] = "".join(traceback.format_exception(error)[-NUM_FRAMES - 1 :])
     return failed
 
 

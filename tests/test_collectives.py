@@ -1,66 +1,144 @@
-"""The matrix on real ranks, against the reference; and what its axes do not reach."""
+"""The matrix on real ranks, against the reference; and forms of calls that are not on its axes."""
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import generator
 import pytest
-from case_runner import failures_of
-from generator import AXES, Case
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from case_data import contribution
+from case_runner import all_gather_into_tensor, failures_of, reduce_scatter_tensor
+from checker import assert_same_bits, complement
+from generator import Case
 
 from pycoll import reference
 from pycoll.testing import RankPool
 
-IS_FULL = os.environ.get("PYCOLL_TEST_FULL") == "1"
-WORLD_SIZES = (1, 2, 3, 4, 8) if IS_FULL else (1, 2, 3, 4)
-# So many that starting a batch costs little, and so few that one ends well before its timeout.
-CASES_PER_BATCH = 100
-
 Pools = Callable[[int], RankPool]
 
+# So many that a call to the ranks costs little, and so few that it ends well before its timeout.
+CASES_PER_BATCH = 100
 
-@functools.cache
-def matrix() -> dict[tuple[str, int], list[Case]]:
-    """The cases by form and world size."""
-    cases: dict[tuple[str, int], list[Case]] = {}
-    for case in generator.full() if IS_FULL else generator.sample():
-        cases.setdefault((case.form, case.world_size), []).append(case)
-    return cases
+
+def batches() -> Iterator[tuple[str, list[Case]]]:
+    """Name and cases of every test of the matrix: one form, one world size."""
+    is_full = os.environ.get("PYCOLL_TEST_FULL") == "1"
+    by_form: dict[str, list[Case]] = {}
+    for case in generator.full() if is_full else generator.sample():
+        by_form.setdefault(f"{case.form}-{case.world_size}", []).append(case)
+    for name, cases in sorted(by_form.items()):
+        for start in range(0, len(cases), CASES_PER_BATCH):
+            suffix = f"-from-{start}" if len(cases) > CASES_PER_BATCH else ""
+            yield name + suffix, cases[start : start + CASES_PER_BATCH]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    # In a hook rather than at import: ranks import this module too, and need no list of cases.
+    if "batch" in metafunc.fixturenames:
+        named = list(batches())
+        metafunc.parametrize("batch", [b for _, b in named], ids=[name for name, _ in named])
 
 
 def expect_no_failures(pool: RankPool, cases: Sequence[Case]) -> None:
-    failures: dict[str, str] = {}
-    for start in range(0, len(cases), CASES_PER_BATCH):
-        failures |= failures_of(pool, cases[start : start + CASES_PER_BATCH])
+    failures = failures_of(pool, cases)
+    texts = [f"{name}\n{indented(text)}" for name, text in failures.items()]
     if failures:
-        texts = [
-            f"{name}\n    {text.replace(chr(10), chr(10) + '    ')}"
-            for name, text in failures.items()
-        ]
-        pytest.fail(
-            f"{len(failures)} of {len(cases)} cases failed:\n" + "\n".join(texts), pytrace=False
-        )
+        summary = f"{len(failures)} of {len(cases)} cases failed:\n"
+        pytest.fail(summary + "\n".join(texts), pytrace=False)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("form", AXES["form"])
-def test_matrix(pool: Pools, form: str, world_size: int) -> None:
-    if form == "send_recv" and world_size == 1:
-        assert (form, world_size) not in matrix(), "excluded: a rank alone has nobody to send to"
-        return
-    expect_no_failures(pool(world_size), matrix()[form, world_size])
+def indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+# --- on ranks --------------------------------------------------------------------------------------
+
+
+def call_functional_collectives(dtype: torch.dtype, numel: int) -> None:
+    rank, n, world = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    rows = [
+        contribution(dtype, "sum", numel * n, rank=r, world_size=n, exact=True) for r in range(n)
+    ]
+    mine = rows[rank].clone()
+    total = reference.reduce_ranks(rows)
+    gathered = torch.cat(rows)
+    own = slice(rank * numel, (rank + 1) * numel)
+
+    def same(result: Any, expected: torch.Tensor, what: str) -> None:
+        assert_same_bits(functional.wait_tensor(result), expected, what)
+
+    same(functional.all_reduce(mine, "sum", world), total, "all_reduce")
+    same(functional.all_gather_tensor(mine, 0, world), gathered, "all_gather_tensor")
+    same(
+        functional.reduce_scatter_tensor(mine, "sum", 0, world), total[own], "reduce_scatter_tensor"
+    )
+    same(functional.broadcast(mine, n - 1, world), rows[n - 1], "broadcast")
+    for result in functional.all_reduce_coalesced([mine, mine], "sum", world):
+        same(result, total, "all_reduce_coalesced")
+    for result in functional.all_gather_into_tensor_coalesced([mine, mine], world):
+        same(result, gathered, "all_gather_into_tensor_coalesced")
+    for result in functional.reduce_scatter_tensor_coalesced([mine, mine], "sum", [0, 0], world):
+        same(result, total[own], "reduce_scatter_tensor_coalesced")
+    assert_same_bits(mine, rows[rank], "input")
+
+
+def gather_and_scatter_stacked() -> None:
+    """Tensors of one dim more than their parts: (n, 2, 3) instead of (n * 2, 3)."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    rows = [torch.arange(6.0).reshape(2, 3) + 10 * r for r in range(n)]
+    stacked = torch.stack(rows)
+    output = complement(stacked)
+    all_gather_into_tensor(output, rows[rank])
+    assert_same_bits(output, stacked, "gathered")
+    part = complement(rows[0])
+    reduce_scatter_tensor(part, stacked.clone())
+    assert_same_bits(part, rows[rank] * n, "scattered")
+
+
+def reduce_in_storage_order(shapes: list[tuple[int, ...]]) -> list[float]:
+    """Ranks may see the same number of elements in different shapes."""
+    tensor = torch.arange(6.0).reshape(shapes[dist.get_rank()])
+    dist.all_reduce(tensor)
+    return tensor.flatten().tolist()
+
+
+# --- tests -----------------------------------------------------------------------------------------
+
+
+def test_matrix(pool: Pools, batch: list[Case]) -> None:
+    expect_no_failures(pool(batch[0].world_size), batch)
 
 
 @pytest.mark.parametrize("form", ["all_reduce", "reduce_scatter_tensor"])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_every_op_on_every_dtype(pool: Pools, form: str, world_size: int) -> None:
     cases = [
-        Case(form, dtype, op, "offset", str(world_size), "auto", "1025", "sync")
-        for dtype in AXES["dtype"]
+        Case(form, str(dtype)[6:], op, "offset", str(world_size), "auto", "1025", "sync")
+        for dtype in generator.DTYPES
         for op in reference.OPS
-        if reference.is_valid(op, getattr(generator.torch, dtype))
+        if reference.is_valid(op, dtype)
     ]
     expect_no_failures(pool(world_size), cases)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_functional_collectives(pool: Pools, world_size: int, dtype: torch.dtype) -> None:
+    for numel in (1, 1009):
+        results = pool(world_size).run(call_functional_collectives, dtype, numel)
+        assert results == [None] * world_size
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_stacked_tensors(pool: Pools, world_size: int) -> None:
+    assert pool(world_size).run(gather_and_scatter_stacked) == [None] * world_size
+
+
+def test_shapes_may_differ_where_sizes_do_not(pool: Pools) -> None:
+    for values in pool(2).run(reduce_in_storage_order, [(2, 3), (3, 2)]):
+        assert values == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]

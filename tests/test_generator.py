@@ -82,6 +82,7 @@ def test_the_full_run_is_the_product_of_all_axes_but_two() -> None:
 def test_a_case_knows_its_group_and_size() -> None:
     case = Case("all_reduce", "int8", "sum", "strided", "4:1,3", "auto", "n+1", "sync")
     assert (case.world_size, case.members, case.num_elements) == (4, (1, 3), 3)
-    assert case.id == "all_reduce-int8-sum-strided-4:1,3-auto-n+1-sync"
+    assert case.id == "all_reduce|int8|sum|strided|4:1,3|auto|n+1|sync"
+    assert Case.from_id(case.id) == case
     whole = Case("broadcast", "bool", "none", "offset", "3", "auto", "n-1", "async")
     assert (whole.world_size, whole.members, whole.num_elements) == (3, (0, 1, 2), 2)

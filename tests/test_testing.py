@@ -75,6 +75,10 @@ def stop_on(rank):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def echo(value):
+    return value
+
+
 def unpicklable_result():
     return threading.Lock()
 
@@ -176,6 +180,20 @@ def test_what_cannot_be_pickled_is_an_error_of_its_rank(pool):
     assert caught.value.__cause__ is None
     with pytest.raises((AttributeError, TypeError), match="lambda"):
         pool.run(lambda: None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.uint16, torch.complex32, torch.bool])
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_tensors_of_every_dtype_and_layout_travel_by_value(pool, dtype):
+    tensor = torch.tensor([[1, 0, 1], [0, 1, 1]]).to(dtype)
+    for sent in (tensor, tensor.t(), tensor[0, 1], tensor[:0], tensor[:, :1].expand(2, 3)):
+        for received in pool.run(echo, sent):
+            assert received.dtype == dtype
+            assert received.is_contiguous()
+            assert received.tolist() == sent.tolist()
+    assert pool.run(echo, torch.ones(2, requires_grad=True))[0].requires_grad
+    sparse = torch.eye(2).to_sparse()
+    assert pool.run(echo, sparse)[1].to_dense().tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
 
 def test_an_unknown_backend_is_reported_by_the_start():

@@ -45,7 +45,7 @@ Env Env::read() {
   read_integer("PYCOLL_SPIN_US", &env.spin_us, 0, 1'000'000);
   read_integer("PYCOLL_CORES", &env.cores, 1, 1 << 16);
   if (const char* text = std::getenv("PYCOLL_DEBUG"); text != nullptr && *text != '\0') {
-    env.debug = parse_log_level(text);
+    parse_log_level(text);  // log.cpp keeps it
   }
   return env;
 }

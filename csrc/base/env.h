@@ -29,7 +29,6 @@ struct Env {
   size_t segment_bytes = size_t{64} << 30;
   int spin_us = 50;
   int cores = 0;  // 0: ask the system
-  LogLevel debug = LogLevel::kWarn;
 
   // Reads the environment of now; a value that does not parse or is out of range raises, naming variable, value and range.
   static Env read();

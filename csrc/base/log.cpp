@@ -3,20 +3,32 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 
 #include "base/error.h"
 
 namespace pycoll {
 namespace {
 
-std::atomic<LogLevel> g_level{LogLevel::kWarn};
+// What the environment says when the first line could be logged; a value that does not parse is reported by Env::read().
+std::atomic<LogLevel>& level_now() {
+  static std::atomic<LogLevel> level = [] {
+    const char* text = std::getenv("PYCOLL_DEBUG");
+    try {
+      return text == nullptr || *text == '\0' ? LogLevel::kWarn : parse_log_level(text);
+    } catch (const Error&) {
+      return LogLevel::kWarn;
+    }
+  }();
+  return level;
+}
 
 }  // namespace
 
-void set_log_level(LogLevel level) { g_level.store(level, std::memory_order_relaxed); }
+void set_log_level(LogLevel level) { level_now().store(level, std::memory_order_relaxed); }
 
 bool log_enabled(LogLevel level) {
-  return level != LogLevel::kOff && level <= g_level.load(std::memory_order_relaxed);
+  return level != LogLevel::kOff && level <= level_now().load(std::memory_order_relaxed);
 }
 
 void log_line(LogLevel level, const std::string& text) {

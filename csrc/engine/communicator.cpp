@@ -62,7 +62,6 @@ std::shared_ptr<Communicator> Communicator::create(
     Exchange* exchange, const std::function<std::shared_ptr<Runtime>(const Env&)>& make_runtime,
     CommunicatorOptions options) {
   const Env env = Env::read();
-  set_log_level(env.debug);
   const Facts facts = facts_of(env, options.algorithm);
   const uint64_t first_sequence = options.first_sequence;
   const Deadline deadline = Deadline::after(options.timeout);
@@ -342,6 +341,16 @@ void Communicator::close(std::chrono::milliseconds patience) {
     messages_->fail_all(error);
   }
   group_->leave();
+}
+
+void Communicator::prepare_for_exit(Deadline deadline) {
+  if (closed_.load() || group_ == nullptr || forked()) return;
+  if (group_->state() == GroupState::kOpen) flush(deadline);
+  runtime_->progress_engine->stop();
+}
+
+void Communicator::leave() {
+  if (group_ != nullptr && !closed_.load() && !forked()) group_->leave();
 }
 
 }  // namespace pycoll

@@ -73,6 +73,11 @@ class Communicator {
   void abort(const std::string& reason);
   // Gives pending operations `patience` to complete, ends those that do not, and leaves the group. Idempotent.
   void close(std::chrono::milliseconds patience);
+  // The interpreter is about to end: completes what it can, ends the progress engine's thread. The group stays usable on the
+  // calling thread.
+  void prepare_for_exit(Deadline deadline);
+  // Tells the peers that this rank ends in good order. Touches shared memory only.
+  void leave();
 
  private:
   Communicator(int rank, int world_size, CommunicatorOptions options);

@@ -4,6 +4,7 @@ Element i of rank r's input is (7 i + 13 r) mod m: neighbours differ, ranks diff
 so large as still lets the sum over all ranks be exact in the dtype. A result that is shifted, has
 chunks swapped, misses its tail or a rank, or is the input handed back, therefore differs from the
 expected one, and equality is the right comparison.
+Rounding is not tested here: nothing is rounded.
 """
 
 from __future__ import annotations

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from pycoll.bench.formulas import GIGABYTE
 from pycoll.bench.results import Comparison, Row
-from pycoll.bench.units import format_gbps, format_nbytes, format_seconds
+from pycoll.bench.units import format_nbytes
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers, and a marker each, which stay
 # apart in print.
@@ -38,7 +40,7 @@ def plot_comparison(comparison: Comparison, op: str, world_size: int, path: Path
         sizes = [row.nbytes for row in mine]
         for axes, values in (
             (latency, [row.seconds for row in mine]),
-            (bandwidth, _bandwidths(mine)),
+            (bandwidth, [row.bus_bandwidth * GIGABYTE for row in mine]),
         ):
             axes.plot(
                 sizes,
@@ -51,48 +53,60 @@ def plot_comparison(comparison: Comparison, op: str, world_size: int, path: Path
             )
         low, high = ([edge(s.seconds for s in row.samples) for row in mine] for edge in (min, max))
         latency.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
-    _dress(latency, rows, "time a call (band: all rounds)", format_seconds)
-    _dress(bandwidth, rows, "bus bandwidth", lambda value: f"{format_gbps(value)} GB/s")
+    _dress(latency, rows, "time a call (band: all rounds)", "s")
+    _dress(bandwidth, rows, "bus bandwidth", "B/s")
     figure.suptitle(f"{op}, {world_size} ranks, {rows[0].dtype}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    return path
+    return _saved(figure, path)
 
 
-def plot_lines(
-    series: Mapping[str, Sequence[float]], title: str, x_label: str, y_label: str, path: Path
+def plot_agreement(
+    series: Mapping[str, Sequence[float]], reference: str, tolerance: float, what: str, path: Path
 ) -> Path:
-    """Writes a PNG of curves over their index, later ones thinner so that curves that coincide all
-    show.
+    """Writes a PNG of curves that should coincide, and how far each is from the reference.
+
+    Args:
+        series: a list of values, one a step, for each name.
+        reference: the name whose curve is the right one.
+        tolerance: the largest difference that counts as agreement.
+        what: the quantity and its unit.
+        path: where to write.
     """
-    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    curves, differences = figure.subplots(1, 2)
     for position, (name, values) in enumerate(series.items()):
-        colour = STYLES[position % len(STYLES)][0]
-        width = 1.2 + 2.4 * (len(series) - 1 - position)
-        axes.plot(range(1, len(values) + 1), values, color=colour, linewidth=width, label=name)
-    axes.set(title=title, xlabel=x_label, ylabel=y_label)
-    _frame(axes)
+        colour, marker = STYLES[position % len(STYLES)]
+        steps = range(1, len(values) + 1)
+        # Later curves are thinner and later marks smaller, so that all show where they coincide.
+        later = len(series) - 1 - position
+        curves.plot(steps, values, color=colour, linewidth=0.9 + 2.0 * later, label=name)
+        if name != reference:
+            # Exact agreement has no place on a logarithmic axis.
+            apart = [abs(a - b) or math.nan for a, b in zip(values, series[reference], strict=True)]
+            style = {"marker": marker, "linestyle": "", "markersize": 1.5 + 2.0 * later}
+            differences.plot(steps, apart, color=colour, fillstyle="none", label=name, **style)
+    curves.set(xlabel="step", ylabel=what)
+    differences.axhline(tolerance, color="#444444", linestyle="--", label="tolerance")
+    differences.set(xlabel="step", ylabel=f"difference from {reference}", yscale="log")
+    for axes in (curves, differences):
+        _frame(axes)
+    return _saved(figure, path)
+
+
+def _saved(figure: Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     return path
 
 
-def _bandwidths(rows: Sequence[Row]) -> list[float]:
-    return [row.bus_bandwidth for row in rows]
-
-
-def _dress(
-    axes: Axes, rows: Sequence[Row], y_label: str, formatted: Callable[[float], str]
-) -> None:
-    axes.set(xscale="log", yscale="log", xlabel="S", ylabel=y_label)
+def _dress(axes: Axes, rows: Sequence[Row], y_label: str, unit: str) -> None:
+    axes.set(yscale="log", xlabel="S", ylabel=y_label)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted({row.nbytes for row in rows}))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_nbytes(int(value))))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.tick_params(axis="x", labelrotation=40)
     axes.yaxis.set_major_locator(LogLocator(base=10))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formatted(value)))
+    axes.yaxis.set_major_formatter(EngFormatter(unit))
     axes.yaxis.set_minor_formatter(NullFormatter())
     _frame(axes)
 

@@ -111,8 +111,11 @@ class RankGroup:
         Raises:
             RankError: if the group can no longer be used.
         """
-        for pipe in self._pipes:
-            pipe.send(Command(case, effort))
+        for rank, pipe in enumerate(self._pipes):
+            try:
+                pipe.send(Command(case, effort))
+            except OSError:
+                raise self._failure(rank, "died") from None
         answers = self._answers()
         refusals = [answer for answer in answers if isinstance(answer, Refusal)]
         if len(refusals) == len(answers):

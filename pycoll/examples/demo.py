@@ -32,17 +32,19 @@ from rich.table import Table
 from pycoll.bench.collectives import Case
 from pycoll.bench.compare import Plan, World, check_backend, compare
 from pycoll.bench.engine import Effort
-from pycoll.bench.plots import plot_comparison, plot_lines
+from pycoll.bench.plots import plot_agreement, plot_comparison
 from pycoll.bench.ranks import RankError
 from pycoll.bench.results import Comparison, machine_facts
 from pycoll.bench.tables import comparison_tables, legend
+from pycoll.examples.gpt import PRESETS
 from pycoll.examples.train_gpt import LOSS_TOLERANCE
 
 ONE_PROCESS = "one process"
+BATCH_SIZE = 8
 YARDSTICK = "gloo"
 SIZES = (8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20)
 # Shorter blocks than a benchmark's: the demonstration has to fit into a coffee break.
-EFFORT = Effort(warmup_calls=2, repetitions=3, repetition_seconds=0.02)
+EFFORT = Effort(warmup_calls=2, repetitions=3, repetition_seconds=0.04)
 SECONDS_TO_END = 20.0
 WIDTH_WITHOUT_TERMINAL = 110
 
@@ -99,6 +101,7 @@ def run_training(backend: str | None, options: argparse.Namespace) -> dict[str, 
     command += ["pycoll.examples.train_gpt", "--json", str(path)]
     command += ["--backend", backend] if backend else ["--world-size", "1"]
     command += ["--steps", str(options.steps), "--model", options.model]
+    command += ["--batch-size", str(BATCH_SIZE)]
     code = run_child(command)
     if code != 0 or not path.is_file():
         raise DemoError(f"training over {backend or ONE_PROCESS} failed with exit code {code}")
@@ -143,10 +146,12 @@ def draw(
     trainings: Sequence[Training], comparison: Comparison, options: argparse.Namespace
 ) -> None:
     """Writes the plots and prints their paths."""
-    losses = {training.name: training.result["losses"] for training in trainings}
-    title = f"GPT on {options.ranks} ranks and in one process: the same losses"
+    by_name = {training.name: training.result["losses"] for training in trainings}
+    # In the comparison's order: a backend has the same colour in both plots.
+    losses = {name: by_name[name] for name in (*comparison.backends, ONE_PROCESS)}
+    unit = "loss (nats a character)"
     paths = [
-        plot_lines(losses, title, "step", "loss (nats a character)", options.out / "loss.png"),
+        plot_agreement(losses, ONE_PROCESS, LOSS_TOLERANCE, unit, options.out / "loss.png"),
         plot_comparison(comparison, "all_reduce", options.ranks, options.out / "all_reduce.png"),
     ]
     comparison.save(options.out / "all_reduce.json")
@@ -218,7 +223,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--backends", default="pycoll,gloo", help="separated by commas")
     add("--ranks", type=int, default=2)
     add("--steps", type=int, default=400, help="of training")
-    add("--model", default="small", help="as train_gpt's --model")
+    add("--model", choices=sorted(PRESETS), default="small")
     add("--rounds", type=int, default=3, help="of the comparison of collectives")
     add("--out", type=Path, default=Path("demo_out"), help="folder for results and plots")
     options = parser.parse_args(argv)
@@ -229,6 +234,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         for name in ("ranks", "steps", "rounds"):
             if getattr(options, name) < 1:
                 raise ValueError(f"--{name} must be positive, got {getattr(options, name)}")
+        if BATCH_SIZE % options.ranks:
+            raise ValueError(f"--ranks {options.ranks} does not divide a batch of {BATCH_SIZE}")
         options.out.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         parser.error(str(error))

@@ -263,7 +263,7 @@ def parser() -> argparse.ArgumentParser:
     add("--context", type=int, help="characters a sequence (default: the model's positions)")
     add("--learning-rate", type=float, default=1.5e-3)
     add("--warmup-steps", type=int, default=40)
-    add("--share-pairs", type=int, default=12, help="pairs of steps that measure communication")
+    add("--share-pairs", type=int, default=40, help="pairs of steps that measure communication")
     add("--seed", type=int, default=0)
     add("--threads", type=int, default=1, help="torch's threads in each process")
     add("--text", type=Path, help="a text file instead of the standard library's sources")
@@ -293,9 +293,13 @@ def _job(arguments: argparse.Namespace) -> Job:
     """Raises ValueError with the reason if the arguments do not fit each other or the machine."""
     launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     world_size = int(os.environ["WORLD_SIZE"]) if launched else 1
-    for name in ("steps", "batch_size", "learning_rate", "threads"):
+    if not 0 < arguments.learning_rate <= 1:
+        raise ValueError(
+            f"--learning-rate must be above 0 and up to 1, got {arguments.learning_rate}"
+        )
+    for name in ("steps", "batch_size", "threads"):
         value = getattr(arguments, name)
-        if not 0 < value < math.inf:
+        if value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be positive, got {value}")
     for name in ("warmup_steps", "share_pairs", "seed"):
         value = getattr(arguments, name)

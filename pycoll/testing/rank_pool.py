@@ -25,6 +25,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from torch._C._distributed_c10d import TCPStore
 
+from pycoll.testing.pickling import dumps
 from pycoll.testing.rank_process import (
     DUMP_LEAD_S,
     RankFailure,
@@ -254,7 +255,7 @@ class RankPool:
                 backend=self.backend,
                 group_timeout=timedelta(seconds=0.75 * self.timeout),
                 tcp_port=port,
-                pg_options=pickle.dumps(self._pg_options),
+                pg_options=dumps(self._pg_options),
                 env={**os.environ, **self._env},
                 directory=directory,
             )
@@ -263,7 +264,7 @@ class RankPool:
 
     def _call(self, task: Task, deadline: float, *, wait_for_all: bool = False) -> list[Any]:
         """What each rank returned, or its `RankFailure`; after a failure no rank is left alive."""
-        message = pickle.dumps((list(sys.path), deadline, pickle.dumps(task)))
+        message = dumps((list(sys.path), deadline, dumps(task)))
         outcomes: dict[int, Any] = {}
         try:
             for rank, connection in enumerate(self._connections):

@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, TCPStore
 
+from pycoll.testing.pickling import dumps
+
 # A rank that is stuck writes its stacks this long before the deadline, so that the error has them.
 DUMP_LEAD_S = 0.5
 
@@ -145,7 +147,7 @@ def _run_task(rank: int, payload: bytes) -> bytes:
     """The report to send back: the result or a RankFailure, pickled."""
     try:
         task: Task = pickle.loads(payload)
-        return pickle.dumps(task.fn(*task.args))
+        return dumps(task.fn(*task.args))
     except BaseException as error:
         when = time.monotonic()
         # The first frame is this function's own and tells a reader nothing.
@@ -153,10 +155,10 @@ def _run_task(rank: int, payload: bytes) -> bytes:
         text = "".join(traceback.format_exception(type(error), error, frames))
         failure = RankFailure(rank, "raised", text, when=when)
         try:
-            carried = pickle.dumps(dataclasses.replace(failure, exception=error))
+            carried = dumps(dataclasses.replace(failure, exception=error))
             pickle.loads(carried)  # some exceptions can be pickled but not unpickled
         except Exception:
-            return pickle.dumps(failure)
+            return dumps(failure)
         return carried
 
 

@@ -1,0 +1,7 @@
+#include "bindings/bindings.h"
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "The compiled part of pycoll.";
+  pycoll::bindings::bind_collectives(module);
+  pycoll::bindings::bind_torch(module);
+}

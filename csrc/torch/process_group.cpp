@@ -1,0 +1,296 @@
+#include "torch/process_group.h"
+
+#include <ATen/record_function.h>
+
+#include "torch/errors.h"
+#include "torch/requests.h"
+#include "torch/runtime.h"
+#include "torch/store_adapter.h"
+
+namespace pycoll::torch_adapter {
+namespace {
+
+constexpr std::chrono::milliseconds kShutdownPatience{1000};
+
+// Distinct groups can have the same store and prefix, when ranks make disjoint groups at the same time: their members tell
+// them apart.
+std::string store_prefix(const std::vector<uint64_t>& global_ranks) {
+  std::string prefix = "pycoll";
+  for (uint64_t rank : global_ranks) prefix += concat("/", rank);
+  return prefix;
+}
+
+const char* profiler_title(c10d::OpType type) {
+  if (!at::hasCallbacks()) return nullptr;
+  switch (type) {
+    case c10d::OpType::ALLREDUCE:
+    case c10d::OpType::ALLREDUCE_COALESCED: return "pycoll:all_reduce";
+    case c10d::OpType::BROADCAST: return "pycoll:broadcast";
+    case c10d::OpType::ALLGATHER:
+    case c10d::OpType::ALLGATHER_COALESCED: return "pycoll:all_gather";
+    case c10d::OpType::_ALLGATHER_BASE: return "pycoll:_all_gather_base";
+    case c10d::OpType::REDUCE_SCATTER:
+    case c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED: return "pycoll:reduce_scatter";
+    case c10d::OpType::_REDUCE_SCATTER_BASE: return "pycoll:_reduce_scatter_base";
+    case c10d::OpType::BARRIER: return "pycoll:barrier";
+    case c10d::OpType::SEND: return "pycoll:send";
+    case c10d::OpType::RECV: return "pycoll:recv";
+    case c10d::OpType::RECVANYSOURCE: return "pycoll:recvAnySource";
+    default: return "pycoll:unknown";
+  }
+}
+
+Tensors flatten(const std::vector<Tensors>& lists) {
+  Tensors all;
+  for (const Tensors& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
+template <class T>
+T& only_list(std::vector<T>& lists, const char* argument) {
+  PYCOLL_CHECK_ARG(lists.size() == 1, argument, " has ", lists.size(), " lists of tensors; pass one");
+  return lists[0];
+}
+
+Tensors slice(const Tensors& tensors, Range range) {
+  const auto begin = tensors.begin() + static_cast<ptrdiff_t>(range.begin);
+  return Tensors(begin, begin + static_cast<ptrdiff_t>(range.numel));
+}
+
+// One request for each run of tensors of the same dtype in `leading`.
+template <class Make>
+std::vector<Request> for_runs(const Tensors& leading, const Make& make) {
+  std::vector<Request> requests;
+  for (const Range& run : runs_of_equal_dtype(leading)) requests.push_back(make(run));
+  return requests;
+}
+
+}  // namespace
+
+ProcessGroupPycoll::ProcessGroupPycoll(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                       c10::intrusive_ptr<PycollOptions> options, InterruptCheck interrupt)
+    : Backend(rank, size), options_(std::move(options)) {
+  init();
+  StoreAdapter adapter(store);
+  StoreExchange exchange(&adapter, store_prefix(options_->global_ranks_in_group), rank, size);
+  CommunicatorOptions communicator_options;
+  communicator_options.algorithm = options_->algorithm;
+  communicator_options.timeout = options_->timeout;
+  communicator_options.interrupt = std::move(interrupt);
+  communicator_ = translated([&] { return Communicator::create(&exchange, process_runtime, communicator_options); });
+  remember(communicator_);
+}
+
+ProcessGroupPycoll::~ProcessGroupPycoll() {
+  if (communicator_->forked()) {
+    // Destroying it would wait for threads that only the parent has.
+    new std::shared_ptr<Communicator>(std::move(communicator_));
+    return;
+  }
+  shutdown();
+}
+
+void ProcessGroupPycoll::setTimeout(std::chrono::milliseconds timeout) {
+  options_->timeout = timeout;
+  communicator_->set_timeout(timeout);
+}
+
+c10d::ErrorType ProcessGroupPycoll::getError() {
+  return communicator_->failure().empty() ? c10d::ErrorType::SUCCESS : c10d::ErrorType::COMM_ERROR;
+}
+
+void ProcessGroupPycoll::abort() {
+  communicator_->abort(concat("rank ", getRank(), " aborted the group"));
+  communicator_->close(std::chrono::milliseconds(0));
+}
+
+void ProcessGroupPycoll::shutdown() { communicator_->close(kShutdownPatience); }
+
+std::chrono::milliseconds ProcessGroupPycoll::effective(std::chrono::milliseconds timeout) const {
+  return timeout.count() < 0 ? communicator_->timeout() : timeout;
+}
+
+template <class Build>
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launch(const Call& call, Tensors outputs, const Build& build) {
+  auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, call.type, profiler_title(call.type), outputs);
+  translated([&] {
+    std::vector<Request> requests;
+    try {
+      requests = build(&work->tensors());
+    } catch (const Error& error) {
+      communicator_->refuse(call.collective, error.what());
+      throw;
+    }
+    if (work->tensors().needs_copies()) {
+      requests.front().before = [w = work.get()] { w->tensors().fill_stand_ins(); };
+      requests.back().after = [w = work.get()] { w->tensors().copy_back(); };
+    }
+    for (const at::Tensor& output : outputs) bump_version(output);
+    const std::chrono::milliseconds timeout = effective(call.timeout);
+    for (Request& request : requests) {
+      if (call.async) {
+        work->add(communicator_->start(std::move(request), timeout));
+      } else {
+        communicator_->run(std::move(request), timeout);
+      }
+    }
+  });
+  work->started();
+  if (!work->finished()) in_flight_->add(work);
+  return work;
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  return launch({c10d::OpType::ALLREDUCE, Collective::kAllReduce, opts.timeout, opts.asyncOp}, tensors,
+                [&](TensorSet* set) {
+                  return std::vector<Request>{all_reduce_request(set, only(tensors, "tensors"), opts.reduceOp)};
+                });
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allreduce_coalesced(Tensors& tensors,
+                                                                    const c10d::AllreduceCoalescedOptions& opts) {
+  return launch({c10d::OpType::ALLREDUCE_COALESCED, Collective::kAllReduce, opts.timeout, opts.asyncOp}, tensors,
+                [&](TensorSet* set) {
+                  return for_runs(tensors, [&](Range run) {
+                    return all_reduce_coalesced_request(set, slice(tensors, run), opts.reduceOp);
+                  });
+                });
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+  const bool is_root = opts.rootRank == getRank();
+  return launch({c10d::OpType::BROADCAST, Collective::kBroadcast, opts.timeout, opts.asyncOp}, tensors,
+                [&](TensorSet* set) {
+                  return std::vector<Request>{broadcast_request(set, only(tensors, "tensors"),
+                                                                static_cast<int>(opts.rootRank), is_root)};
+                });
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                          const c10d::AllgatherOptions& opts) {
+  return launch({c10d::OpType::ALLGATHER, Collective::kAllGather, opts.timeout, opts.asyncOp}, flatten(outputs),
+                [&](TensorSet* set) {
+                  return std::vector<Request>{all_gather_request(set, only_list(outputs, "tensor_list"),
+                                                                 only(inputs, "the input"), getSize())};
+                });
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                                const c10d::AllgatherOptions& opts) {
+  return launch({c10d::OpType::_ALLGATHER_BASE, Collective::kAllGather, opts.timeout, opts.asyncOp}, {output},
+                [&](TensorSet* set) {
+                  return std::vector<Request>{all_gather_base_request(set, {output}, {input}, getSize())};
+                });
+}
+
+// c10d passes one list a rank, each with one tensor for every input.
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                                    const c10d::AllgatherOptions& opts) {
+  return launch({c10d::OpType::ALLGATHER_COALESCED, Collective::kAllGather, opts.timeout, opts.asyncOp},
+                flatten(outputs), [&](TensorSet* set) {
+                  std::vector<Request> requests;
+                  for (size_t i = 0; i < inputs.size(); ++i) {
+                    Tensors column;
+                    for (const Tensors& list : outputs) {
+                      PYCOLL_CHECK_ARG(list.size() == inputs.size(), "a list of outputs has ", list.size(),
+                                       " tensors, but there are ", inputs.size(), " inputs; pass one for each");
+                      column.push_back(list[i]);
+                    }
+                    requests.push_back(all_gather_request(set, column, inputs[i], getSize()));
+                  }
+                  return requests;
+                });
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                                const c10d::AllgatherOptions& opts) {
+  return launch({c10d::OpType::ALLGATHER_COALESCED, Collective::kAllGather, opts.timeout, opts.asyncOp}, outputs,
+                [&](TensorSet* set) {
+                  PYCOLL_CHECK_ARG(outputs.size() == inputs.size(), "there are ", outputs.size(), " output tensors and ",
+                                   inputs.size(), " input tensors; pass equally many");
+                  return for_runs(inputs, [&](Range run) {
+                    return all_gather_base_request(set, slice(outputs, run), slice(inputs, run), getSize());
+                  });
+                });
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                                               const c10d::ReduceScatterOptions& opts) {
+  return launch({c10d::OpType::REDUCE_SCATTER, Collective::kReduceScatter, opts.timeout, opts.asyncOp}, outputs,
+                [&](TensorSet* set) {
+                  return std::vector<Request>{reduce_scatter_request(
+                      set, only(outputs, "the output"), only_list(inputs, "input_list"), opts.reduceOp, getSize())};
+                });
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                                     const c10d::ReduceScatterOptions& opts) {
+  return launch({c10d::OpType::_REDUCE_SCATTER_BASE, Collective::kReduceScatter, opts.timeout, opts.asyncOp}, {output},
+                [&](TensorSet* set) {
+                  return std::vector<Request>{
+                      reduce_scatter_base_request(set, {output}, {input}, opts.reduceOp, getSize())};
+                });
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
+  return launch({c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, Collective::kReduceScatter, opts.timeout, opts.asyncOp},
+                outputs, [&](TensorSet* set) {
+                  PYCOLL_CHECK_ARG(outputs.size() == inputs.size(), "there are ", outputs.size(), " output tensors and ",
+                                   inputs.size(), " input tensors; pass equally many");
+                  return for_runs(outputs, [&](Range run) {
+                    return reduce_scatter_base_request(set, slice(outputs, run), slice(inputs, run), opts.reduceOp,
+                                                       getSize());
+                  });
+                });
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::barrier(const c10d::BarrierOptions& opts) {
+  return launch({c10d::OpType::BARRIER, Collective::kBarrier, opts.timeout, opts.asyncOp}, {},
+                [](TensorSet*) { return std::vector<Request>(1); });
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::send(Tensors& tensors, int dst, int tag) {
+  constexpr c10d::OpType kType = c10d::OpType::SEND;
+  auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, kType, profiler_title(kType), Tensors{});
+  translated([&] {
+    const at::Tensor& tensor = only(tensors, "tensors");
+    check_tensor(tensor, "tensor", Role::kInput);
+    const Elements elements = elements_of(tensor);
+    const void* data = work->tensors().add(tensor, Role::kInput);
+    work->tensors().fill_stand_ins();  // a message is what the tensor holds now
+    work->add(communicator_->send(data, elements.numel * itemsize(elements.dtype), elements.dtype, dst, tag,
+                                  communicator_->timeout()));
+  });
+  work->started();
+  if (!work->finished()) in_flight_->add(work);
+  return work;
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::receive(Tensors& tensors, int src, int tag, c10d::OpType type) {
+  auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, type, profiler_title(type), tensors);
+  translated([&] {
+    const at::Tensor& tensor = only(tensors, "tensors");
+    check_tensor(tensor, "tensor", Role::kOutput);
+    const Elements elements = elements_of(tensor);
+    void* data = work->tensors().add(tensor, Role::kOutput);
+    std::function<void()> after;
+    if (work->tensors().needs_copies()) after = [w = work.get()] { w->tensors().copy_back(); };
+    bump_version(tensor);
+    work->add(communicator_->receive(data, elements.numel * itemsize(elements.dtype), elements.dtype, src, tag,
+                                     communicator_->timeout(), std::move(after)));
+  });
+  work->started();
+  if (!work->finished()) in_flight_->add(work);
+  return work;
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::recv(Tensors& tensors, int src, int tag) {
+  return receive(tensors, src, tag, c10d::OpType::RECV);
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::recvAnysource(Tensors& tensors, int tag) {
+  return receive(tensors, kAnySource, tag, c10d::OpType::RECVANYSOURCE);
+}
+
+}  // namespace pycoll::torch_adapter

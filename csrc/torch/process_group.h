@@ -1,0 +1,81 @@
+// torch's Backend over a Communicator: names, tensors and options of torch on one side, plain memory on the other.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/communicator.h"
+#include "torch/work.h"
+
+namespace pycoll::torch_adapter {
+
+struct PycollOptions final : c10d::Backend::Options {
+  explicit PycollOptions(std::string algorithm, std::chrono::milliseconds timeout)
+      : Options("pycoll", timeout), algorithm(std::move(algorithm)) {}
+  std::string algorithm;  // empty: what the environment says
+};
+
+class ProcessGroupPycoll final : public c10d::Backend {
+ public:
+  // Collective over the group. `interrupt` is called now and then by threads that wait, and may throw.
+  ProcessGroupPycoll(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                     c10::intrusive_ptr<PycollOptions> options, InterruptCheck interrupt);
+  ~ProcessGroupPycoll() override;
+
+  const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
+
+  const std::string getBackendName() const override { return "pycoll"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return communicator_->sequence() - 1; }
+  c10d::ErrorType getError() override;
+  void abort() override;
+  void shutdown() override;
+
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  WorkPtr send(Tensors& tensors, int dst, int tag) override;
+  WorkPtr recv(Tensors& tensors, int src, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+ private:
+  // One call of a collective, from its arguments to its work.
+  struct Call {
+    c10d::OpType type;
+    Collective collective;
+    std::chrono::milliseconds timeout;
+    bool async;
+  };
+  template <class Build>
+  WorkPtr launch(const Call& call, Tensors outputs, const Build& build);
+  WorkPtr receive(Tensors& tensors, int src, int tag, c10d::OpType type);
+  std::chrono::milliseconds effective(std::chrono::milliseconds timeout) const;
+
+  c10::intrusive_ptr<PycollOptions> options_;
+  std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();
+};
+
+}  // namespace pycoll::torch_adapter

@@ -1,0 +1,40 @@
+// Turns the tensors of torch's calls into requests of the core. Every function checks its tensors first and raises
+// kInvalidArgument before anything moves; the memory in the requests belongs to the TensorSet.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <vector>
+
+#include "collectives/request.h"
+#include "topology/partition.h"
+#include "torch/tensors.h"
+
+namespace pycoll::torch_adapter {
+
+using Tensors = std::vector<at::Tensor>;
+
+// The only tensor of a list that c10d passes.
+at::Tensor& only(Tensors& tensors, const char* argument);
+
+// Sets op and, for PREMUL_SUM, the factor.
+void set_reduce_op(Request* request, const c10d::ReduceOp& op);
+
+Request all_reduce_request(TensorSet* set, at::Tensor& tensor, const c10d::ReduceOp& op);
+// Several tensors of one dtype as one operation.
+Request all_reduce_coalesced_request(TensorSet* set, const Tensors& tensors, const c10d::ReduceOp& op);
+Request broadcast_request(TensorSet* set, at::Tensor& tensor, int root, bool is_root);
+// outputs: one tensor a rank, each of the input's size.
+Request all_gather_request(TensorSet* set, const Tensors& outputs, const at::Tensor& input, int world_size);
+// outputs[i] holds world_size times inputs[i]; one operation.
+Request all_gather_base_request(TensorSet* set, const Tensors& outputs, const Tensors& inputs, int world_size);
+// inputs: one tensor a rank, each of the output's size.
+Request reduce_scatter_request(TensorSet* set, at::Tensor& output, const Tensors& inputs, const c10d::ReduceOp& op,
+                               int world_size);
+Request reduce_scatter_base_request(TensorSet* set, const Tensors& outputs, const Tensors& inputs,
+                                    const c10d::ReduceOp& op, int world_size);
+
+// Splits a list into runs of equal dtype: an operation has one dtype.
+std::vector<Range> runs_of_equal_dtype(const Tensors& tensors);
+
+}  // namespace pycoll::torch_adapter

@@ -1,0 +1,55 @@
+// Tensors as plain memory: which ones can be, and what has to be copied first.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "collectives/request.h"
+
+namespace pycoll::torch_adapter {
+
+enum class Role : uint8_t { kInput, kOutput, kInOut };
+
+// The element type that moves `tensor`'s elements, and how many of them it has. Types that pycoll only moves travel as bytes.
+struct Elements {
+  DType dtype;
+  size_t numel;
+};
+Elements elements_of(const at::Tensor& tensor);
+
+// Raises kInvalidArgument, naming `argument`, unless the tensor is dense, on the CPU, not quantised and, for an output,
+// does not overlap itself.
+void check_tensor(const at::Tensor& tensor, const char* argument, Role role);
+// Raises kInvalidArgument unless both have the same dtype.
+void check_same_dtype(const at::Tensor& a, const char* a_name, const at::Tensor& b, const char* b_name);
+
+// "shape [2, 3] of float32 (6 elements)"
+std::string describe(const at::Tensor& tensor);
+
+// The tensors of one operation. Those whose logical order is not their order in memory (strides, lazy conjugation or
+// negation) get a contiguous stand-in, filled before the operation reads and copied back after it has written, when it
+// is this operation's turn. Must outlive the operation, and be destroyed on a thread of the program.
+class TensorSet {
+ public:
+  // The address where the operation finds the elements of `tensor`.
+  void* add(const at::Tensor& tensor, Role role);
+  bool needs_copies() const { return !stand_ins_.empty(); }
+  void fill_stand_ins() const;
+  void copy_back() const;
+
+ private:
+  struct StandIn {
+    at::Tensor user, contiguous;
+    Role role;
+  };
+  std::vector<at::Tensor> held_;
+  std::vector<StandIn> stand_ins_;
+};
+
+// In-place results must be seen by autograd.
+void bump_version(const at::Tensor& tensor);
+
+}  // namespace pycoll::torch_adapter

@@ -1,0 +1,125 @@
+"""Registration with torch.distributed, and the doors that a process group opens.
+
+``import torch`` calls :func:`register` through the ``torch.backends`` entry point. It must stay cheap
+and must never raise: an exception there would break ``import torch`` for everybody. So it only leaves
+a creator behind; the compiled part is loaded when the first group is made.
+"""
+
+from __future__ import annotations
+
+import atexit
+from datetime import timedelta
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+from pycoll.options import Options
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+NAME = "pycoll"
+# One object serves both devices: two custom backends in one group would be taken for one another.
+DEVICES = ["cpu", "cuda"]
+
+_extension: ModuleType | None = None
+
+
+def register() -> None:
+    """Makes ``"pycoll"`` a backend of torch.distributed. Safe to call again; never raises."""
+    try:
+        import torch.distributed as dist
+
+        if dist.is_available() and not hasattr(dist.Backend, NAME.upper()):
+            dist.Backend.register_backend(NAME, _create, extended_api=True, devices=DEVICES)
+    except Exception as error:
+        import warnings
+
+        warnings.warn(f"pycoll could not be registered with torch.distributed: {error}", stacklevel=2)
+
+
+def extension() -> ModuleType:
+    """The compiled part.
+
+    Raises:
+        ImportError: it was built for another minor version of torch, or not at all.
+    """
+    global _extension
+    if _extension is None:
+        import torch
+
+        from pycoll import _version
+
+        try:
+            from pycoll import _build
+        except ImportError:
+            raise ImportError(
+                "pycoll has not been built; run: pip install --no-build-isolation . "
+                "in its source folder, in this environment"
+            ) from None
+        _version.check_torch_version(_build.TORCH_VERSION, torch.__version__)
+        from pycoll import _C
+
+        # Before the interpreter goes: threads that need it end, what was issued is completed.
+        atexit.register(_C.prepare_for_exit)
+        _extension = _C
+    return _extension
+
+
+def _create(group: Any, pg_options: object) -> Any:
+    """Called by torch on every rank of a new group (``register_backend(extended_api=True)``)."""
+    core = extension()
+    if isinstance(pg_options, core.BackendOptions):  # inherited from the parent of a split group
+        options = Options(algorithm=pg_options.algorithm)
+    elif pg_options is None:
+        options = Options()
+    elif isinstance(pg_options, Options):
+        options = pg_options
+    else:
+        raise TypeError(
+            f"pg_options is a {type(pg_options).__name__}; the pycoll backend takes pycoll.Options"
+        )
+    if options.debug is not None:
+        core.set_log_level(options.debug)
+    timeout = group.timeout if options.timeout is None else options.timeout
+    return core.create(group, options.algorithm or "", cast(timedelta, timeout))
+
+
+def backend_of(group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> Any:
+    """The pycoll backend of a group.
+
+    Args:
+        group: a process group; None: the default group.
+        device: the device whose backend is wanted.
+
+    Raises:
+        ValueError: the group's backend for that device is another one.
+    """
+    import torch
+    import torch.distributed as dist
+
+    pg: Any = dist.group.WORLD if group is None else group
+    if pg is None:
+        raise ValueError("there is no default group; call init_process_group first")
+    backend = pg._get_backend(torch.device(device))
+    if not isinstance(backend, extension().ProcessGroupPycoll):
+        raise ValueError(
+            f"the backend of this group for {device} is {type(backend).__name__}, not pycoll's; "
+            'make the group with backend="pycoll"'
+        )
+    return backend
+
+
+def events(group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
+    """The last 1024 operations of this rank in a group, oldest first.
+
+    Each is a dict: sequence, operation, algorithm, dtype, op, peer (root, source or destination, else
+    -1), nbytes of the user's data, bytes_written to and bytes_read from memory shared with peers,
+    queued_ns, started_ns, ended_ns (of ``time.monotonic_ns()``), failed.
+    """
+    return cast("list[dict[str, Any]]", backend_of(group).events())
+
+
+def algorithm_names() -> list[str]:
+    """Names that ``Options(algorithm=...)`` takes."""
+    return cast("list[str]", extension().algorithm_names())

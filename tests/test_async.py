@@ -1,0 +1,159 @@
+"""Many operations in flight, one after the other, and on the same tensors."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from case_runner import all_gather_into_tensor, reduce_scatter_tensor
+from checker import assert_same_bits, complement
+from torch import Tensor
+
+from pycoll.testing import RankPool, report_progress
+
+Pools = Callable[[int], RankPool]
+
+NUMELS = (1, 4096, 7, 65537, 0, 33)
+LARGE_NUMEL, EVERY = 1048577, 100  # a large one now and then
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.float16, torch.int8)
+
+
+def ramp(numel: int, step: int, dtype: torch.dtype) -> Tensor:
+    """Small integers that depend on the position and on the step; exact in every dtype, even summed."""
+    return ((torch.arange(numel) + step) % 11).to(dtype)
+
+
+# --- on ranks --------------------------------------------------------------------------------------
+
+
+def reduce_one_tensor_twice(numel: int) -> Tensor:
+    tensor = torch.full((numel,), dist.get_rank() + 1.0)
+    works = [dist.all_reduce(tensor, async_op=True) for _ in range(2)]
+    for work in works:
+        work.wait()
+    return tensor.unique()
+
+
+def wait_in_reverse(numel: int) -> list[Tensor]:
+    tensors = [torch.full((numel,), scale * (dist.get_rank() + 1.0)) for scale in (1, 10)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in reversed(works):
+        work.wait()
+    return [tensor.unique() for tensor in tensors]
+
+
+def wait_in_random_order(num_operations: int) -> list[int]:
+    """The numbers of the operations whose result was wrong."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    numels = [NUMELS[i % len(NUMELS)] for i in range(num_operations)]
+    tensors = [ramp(numel, i, torch.float32) * (rank + 1) for i, numel in enumerate(numels)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    order = list(range(num_operations))
+    random.Random(rank).shuffle(order)
+    for i in order:
+        works[i].wait()
+    scale = n * (n + 1) // 2
+    return [
+        i
+        for i, tensor in enumerate(tensors)
+        if not torch.equal(tensor, ramp(numels[i], i, torch.float32) * scale)
+    ]
+
+
+def change_size_dtype_and_collective(num_operations: int, num_groups: int) -> None:
+    """No barrier between operations, and ranks that dawdle at different times."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    groups = [dist.new_group() for _ in range(num_groups)]
+    common, own = random.Random(7), random.Random(100 + rank)
+    for step in range(num_operations):
+        report_progress(f"operation {step}")
+        numel = NUMELS[step % len(NUMELS)] if step % EVERY else LARGE_NUMEL
+        dtype = DTYPES[common.randrange(len(DTYPES))]
+        collective = common.choice(COLLECTIVES)
+        if own.random() < 0.03:
+            time.sleep(own.random() * 0.005)
+        values = ramp(numel, step, dtype)
+        collective(values, rank, n, groups[step % num_groups])
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+def check_all_reduce(values: Tensor, rank: int, n: int, group: Any) -> None:
+    tensor = values * (rank + 1)
+    dist.all_reduce(tensor, group=group)
+    assert_same_bits(tensor, values * (n * (n + 1) // 2), "all_reduce")
+
+
+def check_all_gather(values: Tensor, rank: int, n: int, group: Any) -> None:
+    expected = torch.cat([values + source for source in range(n)])
+    output = complement(expected)
+    all_gather_into_tensor(output, values + rank, group=group)
+    assert_same_bits(output, expected, "all_gather")
+
+
+def check_reduce_scatter(values: Tensor, rank: int, n: int, group: Any) -> None:
+    whole = torch.cat([values + chunk for chunk in range(n)])
+    expected = values * n + rank * n
+    output = complement(expected)
+    reduce_scatter_tensor(output, whole, group=group)
+    assert_same_bits(output, expected, "reduce_scatter")
+
+
+def check_broadcast(values: Tensor, rank: int, n: int, group: Any) -> None:
+    src = values.numel() % n
+    tensor = values.clone() if rank == src else complement(values)
+    dist.broadcast(tensor, src, group=group)
+    assert_same_bits(tensor, values, "broadcast")
+
+
+COLLECTIVES = (check_all_reduce, check_all_gather, check_reduce_scatter, check_broadcast)
+
+
+def all_forms_of_waiting() -> list[object]:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    tensor = torch.full((5,), rank + 1.0)
+    work = dist.all_reduce(tensor, async_op=True)
+    doubled = work.get_future().then(lambda future: future.value()[0] * 2)
+    doubled = doubled.wait().tolist()
+    work.wait()
+    work.wait()  # waiting twice is waiting once
+    return [tensor.tolist(), doubled, work.is_completed(), [n * (n + 1) / 2] * 5]
+
+
+# --- tests -----------------------------------------------------------------------------------------
+
+
+def test_operations_on_one_tensor_run_in_the_order_of_issue(pool: Pools) -> None:
+    assert [unique.tolist() for unique in pool(2).run(reduce_one_tensor_twice, 1000003)] == [
+        [6.0],
+        [6.0],
+    ]
+
+
+def test_waits_may_come_in_reverse(pool: Pools) -> None:
+    for first, second in pool(2).run(wait_in_reverse, 4000037):
+        assert (first.tolist(), second.tolist()) == ([3.0], [30.0])
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_200_operations_in_flight_are_waited_for_in_any_order(pool: Pools, world_size: int) -> None:
+    assert pool(world_size).run(wait_in_random_order, 200) == [[]] * world_size
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_successive_operations_never_meet(pool: Pools, world_size: int, num_groups: int) -> None:
+    arguments = (change_size_dtype_and_collective, 2000, num_groups)
+    assert pool(world_size).run(*arguments, timeout=120) == [None] * world_size
+
+
+def test_works_and_futures(pool: Pools) -> None:
+    for value, doubled, completed, expected in pool(3).run(all_forms_of_waiting):
+        assert value == expected
+        assert doubled == [2 * x for x in expected]
+        assert completed

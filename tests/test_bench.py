@@ -1,0 +1,602 @@
+"""The measuring engine: its arithmetic, its clock (a false one), its checks and its reports."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import itertools
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+
+from pycoll.bench import compare as compare_module
+from pycoll.bench import formulas, units
+from pycoll.bench.collectives import (
+    _EXACT_UP_TO,
+    DTYPES,
+    OPS,
+    Buffers,
+    Case,
+    exact_modulus,
+    total_nbytes,
+    total_numel,
+)
+from pycoll.bench.compare import Plan, World, check_backend, compare
+from pycoll.bench.engine import Effort, measure, percentile
+from pycoll.bench.plots import plot_agreement, plot_comparison
+from pycoll.bench.ranks import RankError, RankGroup, Refusal
+from pycoll.bench.results import Comparison, Row, Sample
+from pycoll.bench.steps import Laps, exposed_communication
+from pycoll.bench.tables import comparison_tables, legend
+
+GIB = 1 << 30
+QUICK = Effort(warmup_calls=1, repetitions=1, repetition_seconds=0.001)
+
+
+# --- formulas -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "total_bytes", "algorithm", "bus"),
+    [
+        ("all_reduce", GIB, 107.374, 161.061),
+        ("reduce_scatter", 4 * (256 << 20), 107.374, 80.531),
+        ("all_gather", 4 * (256 << 20), 107.374, 80.531),
+        ("broadcast", GIB, 107.374, 107.374),
+        ("all_to_all", GIB, 107.374, 80.531),
+    ],
+)
+def test_bandwidth_of_four_ranks_in_ten_milliseconds(op, total_bytes, algorithm, bus):
+    assert formulas.algorithm_bandwidth(total_bytes, 0.01) == pytest.approx(algorithm, abs=5e-4)
+    assert formulas.bus_bandwidth(op, total_bytes, 4, 0.01) == pytest.approx(bus, abs=5e-4)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_one_rank_has_no_bus(op):
+    assert formulas.bus_bandwidth(op, GIB, 1, 0.01) == 0.0
+
+
+def test_formulas_refuse_what_they_cannot_mean():
+    with pytest.raises(ValueError, match="no bus bandwidth formula for 'allreduce'"):
+        formulas.bus_factor("allreduce", 4)
+    with pytest.raises(ValueError, match="world_size"):
+        formulas.bus_factor("all_reduce", 0)
+    for seconds in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="seconds"):
+            formulas.algorithm_bandwidth(1, seconds)
+
+
+def test_uneven_all_to_all_is_as_fast_as_its_busiest_rank():
+    even = [[GIB // 4] * 4] * 4
+    assert formulas.uneven_all_to_all_bus_bandwidth(even, 0.01) == pytest.approx(80.531, abs=5e-4)
+    # Rank 0 sends 5 bytes to others, rank 2 receives 9 from others; what a rank keeps is free.
+    uneven = [[100, 2, 3], [0, 50, 6], [1, 1, 70]]
+    assert formulas.uneven_all_to_all_bus_bandwidth(uneven, 1e-9) == pytest.approx(9.0)
+    assert formulas.uneven_all_to_all_bus_bandwidth([[7]], 1.0) == 0.0
+    with pytest.raises(ValueError, match="n × n"):
+        formulas.uneven_all_to_all_bus_bandwidth([[1, 2], [3]], 1.0)
+
+
+def test_sizes_are_read_and_written():
+    assert [units.parse_nbytes(text) for text in ("8", "64K", "16 MiB", "1gb")] == [
+        8,
+        64 << 10,
+        16 << 20,
+        GIB,
+    ]
+    for nbytes in (1, 1000, 1024, 1536, 3 << 20, GIB, (1 << 20) + 8):
+        assert units.parse_nbytes(units.format_nbytes(nbytes)) == nbytes
+    for text in ("", "0", "-8", "8T", "1.5K", "K"):
+        with pytest.raises(ValueError, match="is not a size"):
+            units.parse_nbytes(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (1.234e-6, "1.23 µs"),
+        (0.000321, "321 µs"),
+        (0.0009996, "1.00 ms"),
+        (0.01427, "14.3 ms"),
+        (2.5, "2.50 s"),
+        (5e-8, "0.05 µs"),
+    ],
+)
+def test_durations_have_three_digits(seconds, text):
+    assert units.format_seconds(seconds) == text
+
+
+# --- buffers and the check ------------------------------------------------------------------------
+
+
+def test_sizes_are_rounded_to_whole_parts():
+    assert total_numel(Case("all_reduce", 8), 4) == 2
+    assert total_numel(Case("all_reduce", 1), 4) == 1
+    assert total_numel(Case("all_gather", 8), 4) == 4
+    assert total_numel(Case("reduce_scatter", 44), 4) == 8
+    assert total_nbytes(Case("all_to_all", 1000, "bfloat16"), 3) == 996
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8, 64])
+def test_sums_are_exact_in_the_dtype(dtype, world_size):
+    modulus = exact_modulus(dtype, world_size)
+    assert all(modulus % divisor for divisor in range(2, modulus))
+    largest = world_size * (modulus - 1)
+    assert largest <= _EXACT_UP_TO[dtype]
+    assert int(torch.tensor(largest, dtype=torch.int64).to(dtype)) == largest
+
+
+def test_too_many_ranks_for_a_dtype_are_refused():
+    with pytest.raises(ValueError, match="not exact"):
+        exact_modulus(torch.uint8, 256)
+
+
+class PlainRanks:
+    """Stands for torch.distributed on one of n ranks, whose inputs it knows, without any other
+    process: results come from the definitions, element by element. `spoil` breaks them.
+    """
+
+    def __init__(self, rank, world_size, modulus, spoil=lambda result, inputs: result):
+        self.rank, self.world_size, self.modulus, self.spoil = rank, world_size, modulus, spoil
+
+    def inputs(self, numel):
+        return [
+            [(7 * i + 13 * rank) % self.modulus for i in range(numel)]
+            for rank in range(self.world_size)
+        ]
+
+    def write(self, output, values, inputs):
+        output.copy_(torch.tensor(self.spoil(values, inputs), dtype=torch.int64))
+        return SimpleNamespace(wait=lambda: None)
+
+    def all_reduce(self, tensor, async_op=False):
+        inputs = self.inputs(len(tensor))
+        return self.write(tensor, [sum(column) for column in zip(*inputs, strict=True)], inputs)
+
+    def broadcast(self, tensor, root, async_op=False):
+        inputs = self.inputs(len(tensor))
+        return self.write(tensor, inputs[root], inputs)
+
+    def all_gather_into_tensor(self, output, tensor, async_op=False):
+        inputs = self.inputs(len(tensor))
+        return self.write(output, list(itertools.chain(*inputs)), inputs)
+
+    def reduce_scatter_tensor(self, output, tensor, async_op=False):
+        inputs = self.inputs(len(tensor))
+        start = self.rank * len(output)
+        summed = [sum(column) for column in zip(*inputs, strict=True)]
+        return self.write(output, summed[start : start + len(output)], inputs)
+
+    def all_to_all_single(self, output, tensor, async_op=False):
+        inputs = self.inputs(len(tensor))
+        part = len(tensor) // self.world_size
+        mine = slice(self.rank * part, (self.rank + 1) * part)
+        return self.write(output, list(itertools.chain(*(row[mine] for row in inputs))), inputs)
+
+
+def wrong_elements(case, rank, world_size, **broken):
+    modulus = exact_modulus(DTYPES[case.dtype], world_size)
+    buffers = Buffers(case, rank, world_size, PlainRanks(rank, world_size, modulus, **broken))
+    buffers.load()
+    buffers.call()
+    return buffers.count_wrong()
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_right_results_pass(op, world_size, dtype):
+    # 257 elements wrap around the narrow dtypes' periods.
+    case = Case(op, 257 * DTYPES[dtype].itemsize, dtype, async_op=world_size == 3)
+    assert [wrong_elements(case, rank, world_size) for rank in range(world_size)] == [
+        0
+    ] * world_size
+
+
+def swap_halves(result, inputs):
+    half = len(result) // 2
+    return result[half : 2 * half] + result[:half] + result[2 * half :]
+
+
+BROKEN = {
+    "shifted by one": lambda result, inputs: result[1:] + result[:1],
+    "chunks swapped": swap_halves,
+    "last element dropped": lambda result, inputs: [*result[:-1], 0],
+    "off by one in one element": lambda result, inputs: [*result[:5], result[5] + 1, *result[6:]],
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("op", OPS)
+def test_broken_results_are_seen(op, broken):
+    case = Case(op, 4 * 106)
+    assert wrong_elements(case, 1, 2, spoil=BROKEN[broken]) > 0
+
+
+def test_missing_ranks_and_returned_inputs_are_seen():
+    def even_ranks_only(result, inputs):
+        return [sum(column) for column in zip(*inputs[::2], strict=True)]
+
+    def input_returned(result, inputs):
+        return inputs[1]
+
+    for spoil in (even_ranks_only, input_returned):
+        assert wrong_elements(Case("all_reduce", 4 * 101), 1, 4, spoil=spoil) > 90
+    assert wrong_elements(Case("broadcast", 4 * 101), 1, 4, spoil=input_returned) > 90
+
+
+def test_an_output_that_is_never_written_is_seen():
+    class Idle(PlainRanks):
+        def write(self, output, values, inputs):
+            pass
+
+    for op in ("all_gather", "reduce_scatter", "all_to_all"):
+        buffers = Buffers(Case(op, 4 * 106), 0, 2, Idle(0, 2, 65521))
+        for _ in range(2):
+            buffers.load()
+            buffers.call()
+            assert buffers.count_wrong() == len(buffers.result)
+
+
+# --- the clock ------------------------------------------------------------------------------------
+
+
+class FalseWork:
+    """A collective on a false clock: call number k takes durations[k] ticks, then the last."""
+
+    def __init__(self, durations, wrong=(0, 0)):
+        self.now, self.calls, self.barriers = 0.0, 0, []
+        self.durations, self.wrong, self.checks = list(durations), list(wrong), 0
+        self.cleared_at = None
+
+    def clock(self):
+        return self.now
+
+    def call(self):
+        self.now += self.durations[min(self.calls, len(self.durations) - 1)]
+        self.calls += 1
+
+    def load(self):
+        self.now += 1000.0
+
+    def clear(self):
+        self.cleared_at = self.calls
+
+    def count_wrong(self):
+        self.checks += 1
+        return self.wrong[self.checks - 1]
+
+    # As peers: another rank that takes twice as long for every second figure.
+    def barrier(self):
+        self.barriers.append(self.calls)
+
+    def maxima(self, values):
+        return [value * (2 if position % 2 else 1) for position, value in enumerate(values)]
+
+
+def test_a_block_is_time_over_calls_and_the_slowest_rank_counts():
+    effort = Effort(warmup_calls=3, repetitions=3, repetition_seconds=8.0, min_calls=2, max_calls=9)
+    # One checked call, three of warm-up, two to estimate (1 tick each): K = 8. Then three blocks.
+    durations = [99.0] + [50.0] * 3 + [1.0] * 2 + [1.0] * 8 + [2.0] * 8 + [3.0] * 8 + [1.0] * 8
+    work = FalseWork(durations)
+    sample = measure(work, work, effort, work.clock)
+    assert sample.calls == 8
+    # Blocks 1, 2, 3; with the slowest rank 1, 4, 3.
+    assert sample.seconds == 3.0
+    # Single calls: 1 and, where the other rank is slower, 2.
+    assert (sample.p50, sample.p99) == (1.0, None)
+    assert work.barriers == [4, 6, 14, 22, 30]
+    assert work.cleared_at == 1
+    assert sample.wrong == 0
+
+
+def test_results_are_checked_before_and_after_the_timing():
+    effort = Effort(repetition_seconds=3.0)
+    for wrong in ((3, 0), (0, 3), (1, 2)):
+        work = FalseWork([1.0], wrong)
+        assert measure(work, work, effort, work.clock).wrong == 3
+        assert work.checks == 2
+
+
+def test_garbage_collection_is_off_while_timing_and_restored_after():
+    class Observing(FalseWork):
+        def barrier(self):
+            assert not gc.isenabled()
+
+    work = Observing([1.0])
+    assert gc.isenabled()
+    measure(work, work, QUICK, work.clock)
+    assert gc.isenabled()
+
+
+def test_effort_bounds_the_calls():
+    effort = Effort(repetition_seconds=0.05, min_calls=2, max_calls=2000)
+    assert [effort.calls(seconds) for seconds in (1.0, 0.01, 1e-9, 0.0)] == [2, 5, 2000, 2000]
+    with pytest.raises(ValueError, match="repetitions"):
+        Effort(repetitions=0)
+
+
+def test_percentiles_are_measured_values():
+    values = [float(value) for value in range(200, 0, -1)]
+    assert [percentile(values, p) for p in (50, 99, 100, 0.1)] == [100.0, 198.0, 200.0, 1.0]
+    with pytest.raises(ValueError, match="not defined"):
+        percentile([], 50)
+
+
+def test_exposed_communication_is_the_time_that_sync_adds():
+    work = FalseWork([0.0])
+    order = []
+
+    def step(synchronise):
+        order.append(synchronise)
+        work.now += 10.0 if synchronise else 7.5
+
+    class Alone:
+        barrier = staticmethod(lambda: None)
+        maxima = staticmethod(list)
+
+    measured = exposed_communication(step, Alone(), pairs=3, clock=work.clock)
+    assert order == [True, False, False, True, True, False]
+    assert (measured.with_sync, measured.without_sync, measured.share) == (10.0, 7.5, 0.25)
+
+
+def test_laps():
+    times = iter([1.0, 2.0, 4.0, 7.0])
+    laps = Laps(lambda: next(times))
+    laps.start()
+    assert [laps.lap(), laps.lap(), laps.lap()] == [1.0, 2.0, 3.0]
+    assert (laps.median(), laps.median(skip=1), laps.median(skip=5)) == (2.0, 2.5, 2.0)
+
+
+# --- comparisons ----------------------------------------------------------------------------------
+
+
+def sample(seconds, wrong=0, p99=None):
+    return Sample(seconds=seconds, p50=seconds * 0.9, p99=p99, calls=10, wrong=wrong)
+
+
+def comparison():
+    base = Row("all_reduce", 16 << 20, "float32", False, 2, "slow")
+    small = replace(base, nbytes=8)
+    rows = (
+        replace(small, samples=(sample(300e-6, p99=1e-3), sample(200e-6), sample(400e-6))),
+        replace(
+            small, backend="quick", samples=(sample(30e-6), sample(10e-6), sample(20e-6, wrong=2))
+        ),
+        replace(base, samples=(sample(0.014),) * 3),
+        replace(base, backend="quick", error="RuntimeError: no memory"),
+    )
+    return Comparison(("slow", "quick"), rows, {"rounds": 3, "torch": torch.__version__})
+
+
+def test_medians_and_ratios():
+    whole = comparison()
+    slow, quick = whole.rows[:2]
+    assert (slow.seconds, quick.seconds) == (300e-6, 20e-6)
+    assert slow.p99 == 1e-3
+    assert whole.rows[2].bus_bandwidth == pytest.approx((16 << 20) / 0.014 / 1e9)
+    ratio = whole.ratio(quick)
+    assert ratio is not None
+    assert (ratio.median, ratio.low, ratio.high) == pytest.approx((15.0, 10.0, 20.0))
+    assert whole.ratio(slow) is None
+    assert whole.ratio(whole.rows[3]) is None
+    assert whole.failures == [
+        "quick: all_reduce of 8 B, float32, 2 ranks: 2 wrong elements",
+        "quick: all_reduce of 16777216 B, float32, 2 ranks: RuntimeError: no memory",
+    ]
+
+
+def test_json_round_trip(tmp_path):
+    whole = comparison()
+    whole.save(tmp_path / "made" / "results.json")
+    text = (tmp_path / "made" / "results.json").read_text(encoding="utf-8")
+    assert Comparison.from_json(text) == whole
+    with pytest.raises(ValueError, match="format 99"):
+        Comparison.from_json(text.replace('"format": 1', '"format": 99'))
+
+
+def test_tables_show_sizes_times_ratios_and_errors():
+    console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    with console.file:
+        for table in comparison_tables(comparison()):
+            console.print(table)
+        console.print(legend(comparison()))
+    text = console.export_text()
+    assert "S: bytes of the tensor on each rank" in text
+    line = next(line for line in text.splitlines() if " 8 B " in line)
+    for cell in ("300 µs", "1.00 ms", "20.0 µs", "15.00 (10.00–20.00)", " 2 "):
+        assert cell in line
+    assert "14.0 ms" in next(line for line in text.splitlines() if "16 MiB" in line)
+    assert "Medians of 3 rounds" in text
+
+
+def test_plots_are_written(tmp_path):
+    first = plot_comparison(comparison(), "all_reduce", 2, tmp_path / "a" / "bandwidth.png")
+    curves = {"one": [3.0, 2.0], "same": [3.0, 2.0], "right": [3.0, 2.5]}
+    second = plot_agreement(curves, "right", 0.1, "loss", tmp_path / "loss.png")
+    for path in (first, second):
+        assert path.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="nothing was measured for broadcast"):
+        plot_comparison(comparison(), "broadcast", 2, tmp_path / "none.png")
+
+
+class FalseGroups:
+    """In place of RankGroup: writes down who is asked for what."""
+
+    def __init__(self, refusing=()):
+        self.turns, self.alive, self.started, self.refusing = [], [], 0, refusing
+
+    def __call__(self, backend, world_size, timeout):
+        self.started += 1
+        return _FalseGroup(self, backend, world_size)
+
+
+class _FalseGroup:
+    def __init__(self, log, backend, world_size):
+        self.log, self.backend, self.world_size = log, backend, world_size
+
+    def __enter__(self):
+        self.log.alive.append(self.backend)
+        return self
+
+    def __exit__(self, *_):
+        self.log.alive.remove(self.backend)
+
+    def wait_until_ready(self):
+        pass
+
+    def measure(self, case, effort):
+        assert self.backend in self.log.alive
+        self.log.turns.append((self.world_size, case.nbytes, self.backend))
+        if (self.backend, case.nbytes) in self.log.refusing:
+            return Refusal("RuntimeError: not supported")
+        return sample(1e-3 * len(self.log.turns))
+
+
+def small_plan(**changes):
+    cases = (Case("all_reduce", 8), Case("all_reduce", 64))
+    plan = Plan(("gloo",), (World(2, cases), World(4, cases[:1])), rounds=2)
+    object.__setattr__(plan, "backends", ("a", "b"))
+    for name, value in changes.items():
+        object.__setattr__(plan, name, value)
+    return plan
+
+
+def test_backends_take_turns_and_every_second_round_is_reversed(monkeypatch):
+    groups = FalseGroups()
+    monkeypatch.setattr(compare_module, "RankGroup", groups)
+    shown = []
+    result = compare(small_plan(), lambda done, total, what: shown.append((done, total)))
+    there, back = (
+        [(2, s, b) for s in (8, 64) for b in "ab"],
+        [(2, s, b) for s in (8, 64) for b in "ba"],
+    )
+    assert groups.turns == [*there, *back, (4, 8, "a"), (4, 8, "b"), (4, 8, "b"), (4, 8, "a")]
+    assert shown == [(done, 12) for done in range(13)]
+    assert groups.started == 4
+    assert groups.alive == []
+    assert [(row.world_size, row.nbytes, row.backend) for row in result.rows] == [
+        *there,
+        (4, 8, "a"),
+        (4, 8, "b"),
+    ]
+    assert [len(row.samples) for row in result.rows] == [2] * 6
+
+
+def test_fresh_ranks_are_started_for_every_round(monkeypatch):
+    groups = FalseGroups()
+    monkeypatch.setattr(compare_module, "RankGroup", groups)
+    compare(small_plan(fresh_ranks=True))
+    assert groups.started == 8
+
+
+def test_a_refused_case_is_a_row_with_the_reason(monkeypatch):
+    monkeypatch.setattr(compare_module, "RankGroup", FalseGroups(refusing={("b", 64)}))
+    result = compare(small_plan())
+    assert [row.error for row in result.rows if row.samples == ()] == [
+        "RuntimeError: not supported"
+    ]
+    assert len(result.failures) == 1
+
+
+def test_unknown_backends_are_refused_before_anything_starts():
+    check_backend("gloo")
+    for name in ("undefined", "fake", "no_such_backend", ""):
+        with pytest.raises(ValueError, match=f"unknown backend '{name}'.*gloo"):
+            check_backend(name)
+    with pytest.raises(ValueError, match="distinct"):
+        Plan(("gloo", "gloo"), ())
+    with pytest.raises(ValueError, match="rounds"):
+        Plan(("gloo",), (), rounds=0)
+
+
+# --- real ranks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_ranks_measure_refuse_and_are_missed_when_they_die():
+    with RankGroup("gloo", 2, timeout=60.0) as group:
+        group.wait_until_ready()
+        for op in OPS:
+            for async_op in (False, True):
+                answer = group.measure(Case(op, 4 * 1009, async_op=async_op), QUICK)
+                assert isinstance(answer, Sample)
+                assert answer.wrong == 0
+                assert 0 < answer.p50 < 10
+        refusal = group.measure(Case("all_reduce", 8), _effort_without_calls())
+        assert refusal == Refusal("ZeroDivisionError: float division by zero")
+        assert isinstance(group.measure(Case("all_reduce", 8), QUICK), Sample)
+        victim = group._processes[1]
+        os.kill(victim.pid, signal.SIGKILL)
+        with pytest.raises(RankError, match="gloo: rank 1 of 2 died"):
+            group.measure(Case("all_reduce", 8), QUICK)
+    assert all(process.poll() is not None for process in group._processes)
+    assert not Path(group._folder.name).exists()
+
+
+def _effort_without_calls():
+    """What no user can make: every rank raises on it, and all alike."""
+    effort = Effort()
+    object.__setattr__(effort, "min_calls", 0)
+    return effort
+
+
+@pytest.mark.slow
+def test_a_group_that_cannot_join_says_so():
+    message = "no_such_backend: rank 0 of 1 could not join"
+    with (
+        RankGroup("no_such_backend", 1, timeout=60.0) as group,
+        pytest.raises(RankError, match=message),
+    ):
+        group.wait_until_ready()
+
+
+# --- the script -----------------------------------------------------------------------------------
+
+
+def script() -> ModuleType:
+    path = Path(__file__).parent.parent / "benchmarks" / "collectives.py"
+    spec = importlib.util.spec_from_file_location("benchmarks_collectives", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--backends", "no_such_backend"], "unknown backend 'no_such_backend'"),
+        (["--ops", "allreduce"], "unknown op 'allreduce'"),
+        (["--sizes", "8,x"], "'x' is not a size"),
+        (["--dtype", "int7"], "unknown dtype 'int7'"),
+        (["--rounds", "0"], "rounds must be at least 1"),
+        (["--cases", "4"], "is not RANKS:SIZE"),
+        (["--cases", "0:8"], "number of ranks"),
+        (["--repetitions", "0"], "repetitions"),
+        (["-n", "two"], "invalid int value"),
+    ],
+)
+def test_bad_arguments_of_the_script_are_one_line(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        script().main(["--backends", "gloo", *arguments])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_cases_of_the_script_give_each_number_of_ranks_its_sizes():
+    module = script()
+    arguments = ["--backends", "gloo", "--cases", "2:8,16M", "--cases", "4:8"]
+    worlds = module.plan(module.parser().parse_args(arguments)).worlds
+    sizes = [(world.world_size, [case.nbytes for case in world.cases]) for world in worlds]
+    assert sizes == [(2, [8, 16 << 20]), (4, [8])]
