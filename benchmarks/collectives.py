@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,14 +81,9 @@ def plan(arguments: argparse.Namespace) -> Plan:
     """Raises ValueError for what torch, the engine or the formulas cannot do."""
     worlds = []
     for world_size, nbytes in arguments.cases or [(arguments.world_size, arguments.sizes)]:
-        if world_size < 1:
-            raise ValueError(f"the number of ranks must be at least 1, got {world_size}")
-        cases = tuple(
-            Case(op, size, arguments.dtype, arguments.async_op)
-            for op in arguments.ops
-            for size in nbytes
-        )
-        worlds.append(World(world_size, cases))
+        choices = itertools.product(arguments.ops, nbytes)
+        cases = [Case(op, size, arguments.dtype, arguments.async_op) for op, size in choices]
+        worlds.append(World(world_size, tuple(cases)))
     return Plan(
         backends=arguments.backends,
         worlds=tuple(worlds),

@@ -166,7 +166,9 @@ def test_validation_text_is_held_out(corpus):
 @pytest.mark.parametrize("step", [0, 1, 399])
 def test_the_ranks_batches_joined_are_the_single_process_batch(corpus, world_size, step):
     whole = corpus.batch(step, seed=5, batch_size=8, context=32)
-    parts = [corpus.batch(step, 5, 8, 32, rank, world_size) for rank in range(world_size)]
+    parts = [
+        corpus.batch(step, 5, 8, 32, rank=rank, world_size=world_size) for rank in range(world_size)
+    ]
     assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
     assert torch.equal(torch.cat([part.targets for part in parts]), whole.targets)
     assert whole.inputs.shape == (8, 32)
@@ -178,18 +180,18 @@ def test_batches_depend_on_step_and_seed(corpus):
     for index, batch in enumerate(batches):
         assert not any(torch.equal(batch, other) for other in batches[:index])
     with pytest.raises(ValueError, match="batch size 8 is not a multiple of world size 3"):
-        corpus.batch(0, 0, 8, 32, 0, 3)
+        corpus.batch(0, 0, 8, 32, rank=0, world_size=3)
 
 
 def test_validation_windows_are_shared_out_without_loss_or_repetition():
     corpus = Corpus.from_text("".join(chr(97 + i % 26) for i in range(2000)), context=10)
     whole = corpus.validation_batch(7, 10)
-    parts = [corpus.validation_batch(7, 10, rank, 3).inputs for rank in range(3)]
+    parts = [corpus.validation_batch(7, 10, rank=rank, world_size=3).inputs for rank in range(3)]
     assert [len(part) for part in parts] == [3, 2, 2]
     joined = torch.cat(parts)
     assert sorted(joined.tolist()) == sorted(whole.inputs.tolist())
     assert torch.equal(whole.targets[-1], corpus.validation[-10:])
-    assert len(corpus.validation_batch(2, 10, 2, 3).inputs) == 0
+    assert len(corpus.validation_batch(2, 10, rank=2, world_size=3).inputs) == 0
 
 
 # --- model ----------------------------------------------------------------------------------------
@@ -329,6 +331,8 @@ def test_an_interrupted_demo_ends_its_child():
 @pytest.mark.slow
 def test_a_failing_training_fails_the_demo(tmp_path, capfd):
     options = demo.parse(["--backends", "gloo", "--out", str(tmp_path), "--model", "tiny"])
-    with pytest.raises(demo.DemoError, match="training over no_such_backend failed"):
+    with pytest.raises(
+        demo.DemoError, match="training over no_such_backend failed with exit code 2"
+    ):
         demo.run_training("no_such_backend", options)
     assert "unknown backend 'no_such_backend'" in capfd.readouterr().err

@@ -67,9 +67,7 @@ inline constexpr DTypeInfo kDTypeInfo[kNumDTypes] = {
     {"uint128", 16, DTypeClass::kInteger},
 };
 
-inline constexpr const DTypeInfo& info(DType dtype) {
-  return kDTypeInfo[static_cast<int>(dtype)];
-}
+inline constexpr const DTypeInfo& info(DType dtype) { return kDTypeInfo[static_cast<int>(dtype)]; }
 inline constexpr size_t itemsize(DType dtype) { return info(dtype).itemsize; }
 inline constexpr const char* name(DType dtype) { return info(dtype).name; }
 

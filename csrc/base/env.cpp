@@ -16,8 +16,8 @@ void read_integer(const char* variable, T* value, uint64_t least, uint64_t most)
   char* end = nullptr;
   errno = 0;
   const unsigned long long number = std::strtoull(text, &end, 10);
-  PYCOLL_CHECK_ARG(errno == 0 && *end == '\0' && std::strchr(text, '-') == nullptr && number >= least &&
-                       number <= most,
+  PYCOLL_CHECK_ARG(errno == 0 && *end == '\0' && std::strchr(text, '-') == nullptr &&
+                       number >= least && number <= most,
                    variable, "=", text, " is not a whole number from ", least, " to ", most,
                    "; set one, or unset the variable");
   *value = static_cast<T>(number);

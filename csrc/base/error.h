@@ -12,10 +12,10 @@ enum class ErrorKind {
   kInvalidArgument,  // the caller's fault, found before anything moved
   kMismatch,         // ranks disagree about an operation or a group
   kTimeout,
-  kPeerFailed,       // a peer died, left, or poisoned the group
-  kAborted,          // by this rank
-  kInterrupted,      // by a signal
-  kSystem,           // the operating system refused something
+  kPeerFailed,   // a peer died, left, or poisoned the group
+  kAborted,      // by this rank
+  kInterrupted,  // by a signal
+  kSystem,       // the operating system refused something
 };
 
 class Error : public std::runtime_error {
@@ -45,19 +45,18 @@ std::string errno_text(int code);
 }  // namespace pycoll
 
 // For what a caller can get wrong: the message names the argument, the values and the remedy.
-#define PYCOLL_CHECK_ARG(condition, ...)                                        \
-  do {                                                                          \
-    if (!(condition)) {                                                         \
-      ::pycoll::fail(::pycoll::ErrorKind::kInvalidArgument, __VA_ARGS__);       \
-    }                                                                           \
+#define PYCOLL_CHECK_ARG(condition, ...)                                  \
+  do {                                                                    \
+    if (!(condition)) {                                                   \
+      ::pycoll::fail(::pycoll::ErrorKind::kInvalidArgument, __VA_ARGS__); \
+    }                                                                     \
   } while (false)
 
 // For what holds unless pycoll itself is wrong.
-#define PYCOLL_CHECK(condition)                                                 \
-  do {                                                                          \
-    if (!(condition)) {                                                         \
-      ::pycoll::fail(::pycoll::ErrorKind::kSystem, "broken invariant ",         \
-                     #condition, " at ", __FILE__, ":", __LINE__,               \
-                     "; please report this");                                   \
-    }                                                                           \
+#define PYCOLL_CHECK(condition)                                                             \
+  do {                                                                                      \
+    if (!(condition)) {                                                                     \
+      ::pycoll::fail(::pycoll::ErrorKind::kSystem, "broken invariant ", #condition, " at ", \
+                     __FILE__, ":", __LINE__, "; please report this");                      \
+    }                                                                                       \
   } while (false)

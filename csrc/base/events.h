@@ -12,13 +12,13 @@
 namespace pycoll {
 
 struct Event {
-  uint64_t sequence = 0;        // of the group for collectives, of the pair for sends and receives
-  const char* operation = "";   // "all_reduce"
-  const char* algorithm = "";   // "two_shot"
+  uint64_t sequence = 0;       // of the group for collectives, of the pair for sends and receives
+  const char* operation = "";  // "all_reduce"
+  const char* algorithm = "";  // "two_shot"
   DType dtype = DType::kUInt8;
   ReduceOp op = ReduceOp::kSum;
-  int peer = -1;                // root, source or destination; -1 where there is none
-  size_t nbytes = 0;            // of the user's data on this rank
+  int peer = -1;      // root, source or destination; -1 where there is none
+  size_t nbytes = 0;  // of the user's data on this rank
   // What this rank wrote to shared memory for others, and read there from others.
   size_t bytes_written = 0;
   size_t bytes_read = 0;

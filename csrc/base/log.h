@@ -13,9 +13,9 @@ void log_line(LogLevel level, const std::string& text);
 
 }  // namespace pycoll
 
-#define PYCOLL_LOG(level, ...)                                            \
-  do {                                                                    \
-    if (::pycoll::log_enabled(level)) {                                   \
-      ::pycoll::log_line(level, ::pycoll::concat(__VA_ARGS__));           \
-    }                                                                     \
+#define PYCOLL_LOG(level, ...)                                  \
+  do {                                                          \
+    if (::pycoll::log_enabled(level)) {                         \
+      ::pycoll::log_line(level, ::pycoll::concat(__VA_ARGS__)); \
+    }                                                           \
   } while (false)

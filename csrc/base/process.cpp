@@ -15,8 +15,8 @@ namespace {
 std::atomic<uint32_t> g_fork_epoch{0};
 
 void install_fork_handler() {
-  static const int installed =
-      pthread_atfork(nullptr, nullptr, [] { g_fork_epoch.fetch_add(1, std::memory_order_relaxed); });
+  static const int installed = pthread_atfork(
+      nullptr, nullptr, [] { g_fork_epoch.fetch_add(1, std::memory_order_relaxed); });
   (void)installed;
 }
 

@@ -19,9 +19,7 @@ struct Wait {
   uint64_t target = 0;
   int peer = -1;
 
-  bool ready() const {
-    return word == nullptr || word->load(std::memory_order_acquire) >= target;
-  }
+  bool ready() const { return word == nullptr || word->load(std::memory_order_acquire) >= target; }
 };
 
 // Shared by all tasks of one operation.

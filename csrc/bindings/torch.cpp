@@ -24,18 +24,20 @@ BackendPtr create(const c10d::DistributedBackendOptions& group, const std::strin
                   std::chrono::milliseconds timeout) {
   auto options = c10::make_intrusive<PycollOptions>(algorithm, timeout);
   options->group_name = group.group_id;
-  options->global_ranks_in_group.assign(group.global_ranks_in_group.begin(), group.global_ranks_in_group.end());
-  return c10::make_intrusive<ProcessGroupPycoll>(group.store, group.group_rank, group.group_size, std::move(options),
-                                                 check_python_signals);
+  options->global_ranks_in_group.assign(group.global_ranks_in_group.begin(),
+                                        group.global_ranks_in_group.end());
+  return c10::make_intrusive<ProcessGroupPycoll>(group.store, group.group_rank, group.group_size,
+                                                 std::move(options), check_python_signals);
 }
 
 py::dict to_dict(const Event& event) {
   return py::dict(py::arg("sequence") = event.sequence, py::arg("operation") = event.operation,
                   py::arg("algorithm") = event.algorithm, py::arg("dtype") = name(event.dtype),
-                  py::arg("op") = name(event.op), py::arg("peer") = event.peer, py::arg("nbytes") = event.nbytes,
-                  py::arg("bytes_written") = event.bytes_written, py::arg("bytes_read") = event.bytes_read,
-                  py::arg("queued_ns") = event.queued_ns, py::arg("started_ns") = event.started_ns,
-                  py::arg("ended_ns") = event.ended_ns, py::arg("failed") = event.failed);
+                  py::arg("op") = name(event.op), py::arg("peer") = event.peer,
+                  py::arg("nbytes") = event.nbytes, py::arg("bytes_written") = event.bytes_written,
+                  py::arg("bytes_read") = event.bytes_read, py::arg("queued_ns") = event.queued_ns,
+                  py::arg("started_ns") = event.started_ns, py::arg("ended_ns") = event.ended_ns,
+                  py::arg("failed") = event.failed);
 }
 
 std::vector<py::dict> events(const ProcessGroupPycoll& backend) {
@@ -49,19 +51,28 @@ std::vector<py::dict> events(const ProcessGroupPycoll& backend) {
 void bind_torch(py::module_& module) {
   // Base classes, with their translators of exceptions, come from torch's own module.
   py::module_::import("torch._C._distributed_c10d");
-  py::class_<PycollOptions, c10d::Backend::Options, c10::intrusive_ptr<PycollOptions>>(module, "BackendOptions")
+  py::class_<PycollOptions, c10d::Backend::Options, c10::intrusive_ptr<PycollOptions>>(
+      module, "BackendOptions")
       .def_readonly("algorithm", &PycollOptions::algorithm)
-      .def("__copy__", [](const PycollOptions& self) { return c10::make_intrusive<PycollOptions>(self); })
-      .def("__deepcopy__",
-           [](const PycollOptions& self, const py::dict&) { return c10::make_intrusive<PycollOptions>(self); });
+      .def("__copy__",
+           [](const PycollOptions& self) { return c10::make_intrusive<PycollOptions>(self); })
+      .def("__deepcopy__", [](const PycollOptions& self, const py::dict&) {
+        return c10::make_intrusive<PycollOptions>(self);
+      });
   py::class_<ProcessGroupPycoll, c10d::Backend, BackendPtr>(module, "ProcessGroupPycoll")
-      .def_property_readonly("algorithm", [](const ProcessGroupPycoll& self) { return self.communicator()->algorithm(); })
-      .def_property_readonly("failure", [](const ProcessGroupPycoll& self) { return self.communicator()->failure(); })
+      .def_property_readonly(
+          "algorithm",
+          [](const ProcessGroupPycoll& self) { return self.communicator()->algorithm(); })
+      .def_property_readonly(
+          "failure", [](const ProcessGroupPycoll& self) { return self.communicator()->failure(); })
       .def("events", &events);
   module.def("create", &create, py::arg("group"), py::arg("algorithm"), py::arg("timeout"),
              py::call_guard<py::gil_scoped_release>());
-  module.def("set_log_level", [](const std::string& level) { set_log_level(parse_log_level(level)); }, py::arg("level"));
-  module.def("prepare_for_exit", &torch_adapter::prepare_for_exit, py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "set_log_level", [](const std::string& level) { set_log_level(parse_log_level(level)); },
+      py::arg("level"));
+  module.def("prepare_for_exit", &torch_adapter::prepare_for_exit,
+             py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace pycoll::bindings

@@ -32,8 +32,8 @@ class KeyValueStore {
  public:
   virtual ~KeyValueStore() = default;
   virtual void set(const std::string& key, const Blob& value) = 0;
-  // The value, waiting for at most `patience` for the key to be set; false if it was not.
-  virtual bool try_get(const std::string& key, std::chrono::milliseconds patience, Blob* value) = 0;
+  // The value, without waiting; false if the key has not been set yet.
+  virtual bool try_get(const std::string& key, Blob* value) = 0;
   virtual void remove(const std::string& key) = 0;
 };
 

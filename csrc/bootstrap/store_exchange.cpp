@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <thread>
 
 #include "base/error.h"
 #include "bootstrap/exchange.h"
@@ -6,7 +7,9 @@
 namespace pycoll {
 namespace {
 
-constexpr std::chrono::milliseconds kSlice{200};  // between two looks at deadline and interrupts
+// Between two looks at the store; grows while nothing comes. A store's own blocking wait cannot be interrupted.
+constexpr std::chrono::microseconds kShortestPause{200};
+constexpr std::chrono::microseconds kLongestPause{20'000};
 
 }  // namespace
 
@@ -20,19 +23,16 @@ std::vector<Blob> StoreExchange::all_gather(const Blob& mine, Deadline deadline,
   store_->set(key(turn, rank_), mine);
   std::vector<Blob> blobs(static_cast<size_t>(world_size_));
   std::string missing;
+  std::chrono::microseconds pause = kShortestPause;
   for (int peer = 0; peer < world_size_; ++peer) {
-    Blob* blob = &blobs[static_cast<size_t>(peer)];
-    while (true) {
-      const auto patience =
-          std::chrono::duration_cast<std::chrono::milliseconds>(deadline.left(kSlice));
-      if (store_->try_get(key(turn, peer), std::max(patience, std::chrono::milliseconds(1)), blob)) {
-        break;
-      }
+    while (!store_->try_get(key(turn, peer), &blobs[static_cast<size_t>(peer)])) {
       if (interrupt) interrupt();
       if (deadline.passed()) {
         missing += concat(missing.empty() ? "" : ", ", peer);
         break;
       }
+      std::this_thread::sleep_for(pause);
+      pause = std::min(2 * pause, kLongestPause);
     }
   }
   if (!missing.empty()) {

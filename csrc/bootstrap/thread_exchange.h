@@ -19,8 +19,8 @@ class ThreadRendezvous {
   const int world_size_;
   std::mutex mutex_;
   std::condition_variable arrived_;
-  std::vector<std::vector<Blob>> turns_;    // [turn][rank]
-  std::vector<int> given_;                  // [turn]
+  std::vector<std::vector<Blob>> turns_;  // [turn][rank]
+  std::vector<int> given_;                // [turn]
 };
 
 class ThreadExchange final : public Exchange {

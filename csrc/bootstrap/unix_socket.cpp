@@ -122,10 +122,11 @@ void send_with_fd(const UniqueFd& socket, const void* data, size_t nbytes, int f
 
 UniqueFd receive_with_fd(const UniqueFd& socket, void* data, size_t nbytes, Deadline deadline,
                          const InterruptCheck& interrupt) {
-  while (!wait_readable(socket.get(),
-                        std::chrono::duration_cast<std::chrono::milliseconds>(deadline.left(kSlice)))) {
+  while (!wait_readable(
+      socket.get(), std::chrono::duration_cast<std::chrono::milliseconds>(deadline.left(kSlice)))) {
     if (interrupt) interrupt();
-    if (deadline.passed()) fail(ErrorKind::kTimeout, "Timed out waiting for a peer's shared memory");
+    if (deadline.passed())
+      fail(ErrorKind::kTimeout, "Timed out waiting for a peer's shared memory");
   }
   iovec part{data, nbytes};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};

@@ -58,7 +58,8 @@ bool Group::count_arrival(Counter* counter, uint64_t* mine) {
 
 void Group::post_handshake(uint64_t sequence) {
   handshake_line(rank_, sequence)->signal.store(sequence, std::memory_order_seq_cst);
-  if (world_size() == 2 || count_arrival(&member(0).page->handshake_arrivals, &handshake_arrivals_)) {
+  if (world_size() == 2 ||
+      count_arrival(&member(0).page->handshake_arrivals, &handshake_arrivals_)) {
     ring_everyone();
   }
 }
@@ -105,7 +106,8 @@ void Group::end_staging() {
       [members = members_, nonce = nonce_, rank = rank_, last = rounds_posted_] {
         for (size_t r = 0; r < members->size(); ++r) {
           const Member& member = (*members)[r];
-          if (static_cast<int>(r) != rank && member.page->round.load(std::memory_order_acquire) < last &&
+          if (static_cast<int>(r) != rank &&
+              member.page->round.load(std::memory_order_acquire) < last &&
               !is_out_of_use(member, nonce)) {
             return false;
           }
@@ -129,8 +131,10 @@ SendLane& Group::lane_to(int peer) {
     // A ring has up to 2 * world_size - 2 segments under way between two neighbours.
     const size_t num_slots = 2 * static_cast<size_t>(world_size());
     const size_t slot_bytes = round_up(facts_.staging_bytes / 4, 64);
-    lane = std::make_unique<SharedSendLane>(endpoint_.get(), peer, member(peer).bell, num_slots, slot_bytes);
-    self().page->collective_lane(peer, facts_.payload_bytes)
+    lane = std::make_unique<SharedSendLane>(endpoint_.get(), peer, member(peer).bell, num_slots,
+                                            slot_bytes);
+    self()
+        .page->collective_lane(peer, facts_.payload_bytes)
         ->store(lane->region().offset, std::memory_order_seq_cst);
     member(peer).bell->ring_sleepers();
   }
@@ -145,13 +149,16 @@ ReceiveLane& Group::lane_from(int peer) {
   auto& lane = lanes_from_[static_cast<size_t>(peer)];
   if (lane == nullptr) {
     const size_t offset = lane_offered(peer).word->load(std::memory_order_acquire);
-    lane = std::make_unique<SharedReceiveLane>(*member(peer).segment, offset, peer, member(peer).bell);
+    lane =
+        std::make_unique<SharedReceiveLane>(*member(peer).segment, offset, peer, member(peer).bell);
   }
   return *lane;
 }
 
 void Group::offer_message_lane(int peer, size_t offset) {
-  self().page->message_lane(peer, facts_.payload_bytes, world_size())->store(offset, std::memory_order_seq_cst);
+  self()
+      .page->message_lane(peer, facts_.payload_bytes, world_size())
+      ->store(offset, std::memory_order_seq_cst);
   member(peer).bell->ring_sleepers();
 }
 
@@ -180,7 +187,8 @@ void Group::poison(ErrorKind kind, const std::string& reason) {
 
 void Group::check_usable() const {
   if (state() == GroupState::kPoisoned) {
-    fail(ErrorKind::kAborted, "this group can no longer be used, since an earlier operation on it failed (",
+    fail(ErrorKind::kAborted,
+         "this group can no longer be used, since an earlier operation on it failed (",
          self().page->reason, "); destroy it and make a new one");
   }
 }
@@ -198,9 +206,11 @@ void Group::check_member(int peer) const {
   const auto state = static_cast<GroupState>(member.page->state.load(std::memory_order_acquire));
   const bool recycled = member.page->nonce.load(std::memory_order_acquire) != nonce_;
   // A page that was poisoned before it was closed still tells why.
-  if (!recycled && state != GroupState::kOpen && member.page->reason[0] != '\0') raise_failure_of(peer);
+  if (!recycled && state != GroupState::kOpen && member.page->reason[0] != '\0')
+    raise_failure_of(peer);
   if (recycled || state == GroupState::kClosed) {
-    fail(ErrorKind::kPeerFailed, "rank ", peer, " has left the group: connection closed because it destroyed it or ended");
+    fail(ErrorKind::kPeerFailed, "rank ", peer,
+         " has left the group: connection closed because it destroyed it or ended");
   }
   if (member.peer != nullptr && !member.peer->alive()) {
     fail(ErrorKind::kPeerFailed, "rank ", peer, " (pid ", member.peer->liveness->pid(),

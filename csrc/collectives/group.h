@@ -29,10 +29,10 @@ struct Member {
 
 // Who is woken by a post, if asleep.
 enum class Wake {
-  kNobody,    // nobody waits for this post
-  kIfLast,    // all wait for all: the last to post wakes everyone
+  kNobody,  // nobody waits for this post
+  kIfLast,  // all wait for all: the last to post wakes everyone
   kEveryone,
-  kRoot,      // only the given rank waits
+  kRoot,  // only the given rank waits
 };
 
 // Used by one thread at a time, the one that drives the group's collectives (except where a method says otherwise).

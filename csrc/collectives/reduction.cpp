@@ -23,18 +23,18 @@ void reduce_in_rank_order(const Context& context, const ReductionRange& range,
   for (int r = 0; r < world_size; ++r) operands[static_cast<size_t>(r)].factor = context.factor(r);
   args.operands = operands.data();
   args.num_operands = world_size;
-  for_each_common_run(request, range,
-                      [&](std::byte* input, std::byte* output, size_t offset, size_t numel) {
-                        for (size_t r = 0; r < operands.size(); ++r) {
-                          operands[r].data = sources[r] != nullptr ? sources[r] + offset * itemsize : input;
-                        }
-                        args.dst = output;
-                        args.numel = numel;
-                        cpu::reduce(args);
-                        if (flat_result != nullptr) {
-                          std::memcpy(flat_result + offset * itemsize, output, numel * itemsize);
-                        }
-                      });
+  for_each_common_run(
+      request, range, [&](std::byte* input, std::byte* output, size_t offset, size_t numel) {
+        for (size_t r = 0; r < operands.size(); ++r) {
+          operands[r].data = sources[r] != nullptr ? sources[r] + offset * itemsize : input;
+        }
+        args.dst = output;
+        args.numel = numel;
+        cpu::reduce(args);
+        if (flat_result != nullptr) {
+          std::memcpy(flat_result + offset * itemsize, output, numel * itemsize);
+        }
+      });
 }
 
 }  // namespace pycoll

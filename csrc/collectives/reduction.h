@@ -9,7 +9,7 @@ namespace pycoll {
 // A run of elements that is to be reduced, and where it goes.
 struct ReductionRange {
   size_t input_chunk = 0;
-  size_t begin = 0;         // in that chunk
+  size_t begin = 0;  // in that chunk
   size_t numel = 0;
   size_t output_begin = 0;  // in output chunk 0
 };
@@ -23,14 +23,14 @@ void reduce_in_rank_order(const Context& context, const ReductionRange& range,
 template <class Fn>
 void for_each_common_run(const Request& request, const ReductionRange& range, const Fn& fn) {
   const size_t itemsize = request.itemsize();
-  request.input.for_each_run(
-      range.input_chunk, range.begin, range.numel, itemsize,
-      [&](std::byte* input, size_t done, size_t numel) {
-        request.output.for_each_run(0, range.output_begin + done, numel, itemsize,
-                                    [&](std::byte* output, size_t offset, size_t n) {
-                                      fn(input + offset * itemsize, output, done + offset, n);
-                                    });
-      });
+  request.input.for_each_run(range.input_chunk, range.begin, range.numel, itemsize,
+                             [&](std::byte* input, size_t done, size_t numel) {
+                               request.output.for_each_run(
+                                   0, range.output_begin + done, numel, itemsize,
+                                   [&](std::byte* output, size_t offset, size_t n) {
+                                     fn(input + offset * itemsize, output, done + offset, n);
+                                   });
+                             });
 }
 
 // The arguments of a reduction that do not depend on where the elements lie.

@@ -18,8 +18,8 @@ enum class Collective : uint8_t { kAllReduce, kAllGather, kReduceScatter, kBroad
 inline constexpr int kNumCollectives = static_cast<int>(Collective::kBarrier) + 1;
 
 inline constexpr const char* name(Collective collective) {
-  constexpr const char* kNames[kNumCollectives] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast",
-                                                   "barrier"};
+  constexpr const char* kNames[kNumCollectives] = {"all_reduce", "all_gather", "reduce_scatter",
+                                                   "broadcast", "barrier"};
   return kNames[static_cast<int>(collective)];
 }
 
@@ -72,12 +72,14 @@ class ChunkView {
   }
 
   // Between the user's memory and a flat array.
-  void copy_from_chunk(void* flat, size_t chunk, size_t begin, size_t numel, size_t itemsize) const {
+  void copy_from_chunk(void* flat, size_t chunk, size_t begin, size_t numel,
+                       size_t itemsize) const {
     for_each_run(chunk, begin, numel, itemsize, [&](std::byte* data, size_t offset, size_t n) {
       std::memcpy(static_cast<std::byte*>(flat) + offset * itemsize, data, n * itemsize);
     });
   }
-  void copy_to_chunk(const void* flat, size_t chunk, size_t begin, size_t numel, size_t itemsize) const {
+  void copy_to_chunk(const void* flat, size_t chunk, size_t begin, size_t numel,
+                     size_t itemsize) const {
     for_each_run(chunk, begin, numel, itemsize, [&](std::byte* data, size_t offset, size_t n) {
       std::memcpy(data, static_cast<const std::byte*>(flat) + offset * itemsize, n * itemsize);
     });

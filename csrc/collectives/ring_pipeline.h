@@ -16,7 +16,7 @@ namespace pycoll {
 
 struct RingItem {
   size_t chunk;
-  Range range;              // of elements in the chunk; never empty
+  Range range;  // of elements in the chunk; never empty
   int step;
   const std::byte* received;  // null in the first step
   std::byte* to_send;         // null in the last step
@@ -42,7 +42,8 @@ Task ring_pipeline(Context context, int num_steps, size_t segment_numel, size_t 
       RingItem item{chunk_at(static_cast<int>(step)), {}, static_cast<int>(step), nullptr, nullptr};
       const size_t numel = chunk_numel(item.chunk);
       item.range.begin = segment * segment_numel;
-      if (item.range.begin >= numel) continue;  // chunks differ by one element: this one has a segment less
+      if (item.range.begin >= numel)
+        continue;  // chunks differ by one element: this one has a segment less
       item.range.numel = std::min(segment_numel, numel - item.range.begin);
       if (step > 0) {
         co_await context.reached(in.readable());

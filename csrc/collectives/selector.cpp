@@ -31,8 +31,9 @@ const std::vector<Row>& table() {
 
 const std::vector<const Algorithm*>& algorithms() {
   static const std::vector<const Algorithm*> kAll = {
-      &kAllReduceOneShot, &kAllReduceTwoShot,    &kAllReduceRing,     &kAllGatherDirect, &kAllGatherRing,
-      &kReduceScatterDirect, &kReduceScatterRing, &kBroadcastDirect, &kBarrierDirect,
+      &kAllReduceOneShot,  &kAllReduceTwoShot, &kAllReduceRing,
+      &kAllGatherDirect,   &kAllGatherRing,    &kReduceScatterDirect,
+      &kReduceScatterRing, &kBroadcastDirect,  &kBarrierDirect,
   };
   return kAll;
 }
@@ -50,12 +51,14 @@ std::vector<std::string> algorithm_names() {
 const Algorithm& select(Collective collective, size_t nbytes, const Facts& facts) {
   if (facts.algorithm != "auto") {
     for (const Algorithm* algorithm : algorithms()) {
-      if (algorithm->collective == collective && facts.algorithm == algorithm->name) return *algorithm;
+      if (algorithm->collective == collective && facts.algorithm == algorithm->name)
+        return *algorithm;
     }
   }
   for (const Row& row : table()) {
     if (row.collective != collective) continue;
-    if (nbytes <= (row.most_nbytes == kPayload ? facts.payload_bytes : row.most_nbytes)) return *row.algorithm;
+    if (nbytes <= (row.most_nbytes == kPayload ? facts.payload_bytes : row.most_nbytes))
+      return *row.algorithm;
   }
   fail(ErrorKind::kSystem, "no algorithm for ", name(collective), "; please report this");
 }

@@ -161,10 +161,11 @@ void CollectiveQueue::fail_front(const Error& error) {
 
 std::string CollectiveQueue::timeout_text(const CollectiveOperation& operation) const {
   const Event& event = operation.event;
-  return concat("rank ", group_->rank(), " timed out in ", operation.describe(), ": Timed out waiting ",
-                operation.timeout().count(), " ms for rank ", operation.task_state.wait.peer, " (",
-                event.bytes_written, " bytes written for others, ", event.bytes_read, " read from others, of a tensor of ",
-                event.nbytes, " bytes)");
+  return concat("rank ", group_->rank(), " timed out in ", operation.describe(),
+                ": Timed out waiting ", operation.timeout().count(), " ms for rank ",
+                operation.task_state.wait.peer, " (", event.bytes_written,
+                " bytes written for others, ", event.bytes_read,
+                " read from others, of a tensor of ", event.nbytes, " bytes)");
 }
 
 }  // namespace pycoll

@@ -40,7 +40,8 @@ Facts facts_of(const Env& env, const std::string& algorithm) {
   if (std::find(names.begin(), names.end(), facts.algorithm) == names.end()) {
     std::string list;
     for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
-    fail(ErrorKind::kInvalidArgument, "algorithm '", facts.algorithm, "' is unknown; use one of ", list);
+    fail(ErrorKind::kInvalidArgument, "algorithm '", facts.algorithm, "' is unknown; use one of ",
+         list);
   }
   return facts;
 }
@@ -55,7 +56,9 @@ std::shared_ptr<Runtime> Runtime::create(const Env& env) {
 }
 
 Communicator::Communicator(int rank, int world_size, CommunicatorOptions options)
-    : rank_(rank), world_size_(world_size), interrupt_(std::move(options.interrupt)),
+    : rank_(rank),
+      world_size_(world_size),
+      interrupt_(std::move(options.interrupt)),
       timeout_ms_(options.timeout.count()) {}
 
 std::shared_ptr<Communicator> Communicator::create(
@@ -72,13 +75,15 @@ std::shared_ptr<Communicator> Communicator::create(
 
   self->runtime_ = make_runtime(env);
   self->group_ = form_group(exchange, self->runtime_->endpoint, facts, deadline, self->interrupt_);
-  self->collectives_ = std::make_shared<CollectiveQueue>(self->group_, &self->events_, first_sequence);
+  self->collectives_ =
+      std::make_shared<CollectiveQueue>(self->group_, &self->events_, first_sequence);
   self->messages_ = std::make_shared<MessageQueue>(self->group_, &self->events_);
   const int cores = env.cores > 0 ? env.cores : usable_cores();
   const int ranks = std::max(exchange->world_size(), self->runtime_->endpoint->num_peers() + 1);
   self->spin_.spin_us = ranks <= cores ? env.spin_us : 0;
-  PYCOLL_LOG(LogLevel::kInfo, "rank ", self->rank_, " of ", self->world_size_, ": group made, algorithm ",
-             facts.algorithm, ", ", cores, " cores for ", ranks, " ranks, spins ", self->spin_.spin_us, " us");
+  PYCOLL_LOG(LogLevel::kInfo, "rank ", self->rank_, " of ", self->world_size_,
+             ": group made, algorithm ", facts.algorithm, ", ", cores, " cores for ", ranks,
+             " ranks, spins ", self->spin_.spin_us, " us");
   return self;
 }
 
@@ -105,21 +110,25 @@ void Communicator::check_open() const {
     fail(ErrorKind::kAborted, "this group has been destroyed; make a new one");
   }
   if (forked()) {
-    fail(ErrorKind::kAborted, "this group belongs to the parent process: a forked child cannot use it; make one in the child");
+    fail(ErrorKind::kAborted,
+         "this group belongs to the parent process: a forked child cannot use it; make one in the "
+         "child");
   }
 }
 
 void Communicator::validate(const Request& request) const {
   if (reduces(request.collective)) {
-    PYCOLL_CHECK_ARG(is_valid(request.op, request.dtype), "op ", name(request.op), " has no meaning for dtype ",
-                     name(request.dtype), " in ", name(request.collective),
-                     "; convert the tensor or choose another op");
+    PYCOLL_CHECK_ARG(is_valid(request.op, request.dtype), "op ", name(request.op),
+                     " has no meaning for dtype ", name(request.dtype), " in ",
+                     name(request.collective), "; convert the tensor or choose another op");
   }
   PYCOLL_CHECK_ARG(request.root >= 0 && request.root < world_size_, "root ", request.root,
-                   " is not a rank of this group of ", world_size_, " in ", name(request.collective));
+                   " is not a rank of this group of ", world_size_, " in ",
+                   name(request.collective));
 }
 
-std::shared_ptr<CollectiveOperation> Communicator::submit(Request request, std::chrono::milliseconds timeout) {
+std::shared_ptr<CollectiveOperation> Communicator::submit(Request request,
+                                                          std::chrono::milliseconds timeout) {
   check_open();
   try {
     validate(request);
@@ -170,7 +179,8 @@ void Communicator::run(Request request, std::chrono::milliseconds timeout) {
 }
 
 void Communicator::refuse(Collective collective, const std::string& reason) {
-  if (group_ == nullptr || closed_.load() || forked() || group_->state() != GroupState::kOpen) return;
+  if (group_ == nullptr || closed_.load() || forked() || group_->state() != GroupState::kOpen)
+    return;
   Request request;
   request.collective = collective;
   auto operation = std::make_shared<CollectiveOperation>(std::move(request), timeout());
@@ -186,10 +196,10 @@ void Communicator::refuse(Collective collective, const std::string& reason) {
 void Communicator::run_alone(const Request& request) {
   if (request.before) request.before();
   if (request.collective == Collective::kAllGather) {
-    request.input.for_each_run(0, 0, request.numel, request.itemsize(),
-                               [&](std::byte* data, size_t offset, size_t numel) {
-                                 request.output.copy_to_chunk(data, 0, offset, numel, request.itemsize());
-                               });
+    request.input.for_each_run(
+        0, 0, request.numel, request.itemsize(), [&](std::byte* data, size_t offset, size_t numel) {
+          request.output.copy_to_chunk(data, 0, offset, numel, request.itemsize());
+        });
   } else if (reduces(request.collective)) {
     cpu::Operand operand;
     operand.factor = request.factor;
@@ -211,34 +221,38 @@ void Communicator::run_alone(const Request& request) {
 // ---- messages
 
 void Communicator::check_peer(const char* argument, int peer) const {
-  PYCOLL_CHECK_ARG(peer >= 0 && peer < world_size_, argument, " ", peer, " is not a rank of this group of ",
-                   world_size_);
-  PYCOLL_CHECK_ARG(peer != rank_, argument, " ", peer, " is this rank itself: a message to oneself is not sent; copy the tensor");
+  PYCOLL_CHECK_ARG(peer >= 0 && peer < world_size_, argument, " ", peer,
+                   " is not a rank of this group of ", world_size_);
+  PYCOLL_CHECK_ARG(peer != rank_, argument, " ", peer,
+                   " is this rank itself: a message to oneself is not sent; copy the tensor");
 }
 
-std::shared_ptr<Operation> Communicator::send(const void* data, size_t nbytes, DType dtype, int dst, int tag,
-                                              std::chrono::milliseconds timeout) {
+std::shared_ptr<Operation> Communicator::send(const void* data, size_t nbytes, DType dtype, int dst,
+                                              int tag, std::chrono::milliseconds timeout) {
   check_open();
   check_peer("dst", dst);
   group_->check_usable();
-  auto operation =
-      std::make_shared<MessageOperation>(true, const_cast<void*>(data), nbytes, dtype, dst, tag, timeout);
+  auto operation = std::make_shared<MessageOperation>(true, const_cast<void*>(data), nbytes, dtype,
+                                                      dst, tag, timeout);
   messages_->submit(operation);
   if (!push(*operation, false)) runtime_->progress_engine->activate(messages_);
   return operation;
 }
 
-std::shared_ptr<Operation> Communicator::receive(void* data, size_t nbytes, DType dtype, int src, int tag,
-                                                 std::chrono::milliseconds timeout, std::function<void()> after) {
+std::shared_ptr<Operation> Communicator::receive(void* data, size_t nbytes, DType dtype, int src,
+                                                 int tag, std::chrono::milliseconds timeout,
+                                                 std::function<void()> after) {
   check_open();
   if (src != kAnySource) check_peer("src", src);
   PYCOLL_CHECK_ARG(world_size_ > 1, "nobody can send to the only rank of a group");
   group_->check_usable();
-  auto operation = std::make_shared<MessageOperation>(false, data, nbytes, dtype, src, tag, timeout);
+  auto operation =
+      std::make_shared<MessageOperation>(false, data, nbytes, dtype, src, tag, timeout);
   operation->after = std::move(after);
   messages_->submit(operation);
   // A short message needs nobody here until it is waited for; a long one has to be cleared before its data comes.
-  if (!push(*operation, false) && nbytes > group_->facts().eager_bytes) runtime_->progress_engine->activate(messages_);
+  if (!push(*operation, false) && nbytes > group_->facts().eager_bytes)
+    runtime_->progress_engine->activate(messages_);
   return operation;
 }
 
@@ -265,7 +279,8 @@ bool Communicator::wait_driving(const Operation& operation, const std::shared_pt
     }
     if (operation.finished()) return true;
     if (patience.passed()) return false;
-    check = !wait_slice(arrived, runtime_->endpoint->bell(), spin_, Deadline::earlier(patience, operation.deadline()));
+    check = !wait_slice(arrived, runtime_->endpoint->bell(), spin_,
+                        Deadline::earlier(patience, operation.deadline()));
     if (check && interrupt_) interrupt_();
   }
 }
@@ -288,7 +303,8 @@ bool Communicator::push(const Operation& operation, bool check) {
 }
 
 void Communicator::drive_in_background(const std::shared_ptr<Operation>& operation) {
-  if (!operation->finished() && !forked()) runtime_->progress_engine->activate(driver_of(*operation));
+  if (!operation->finished() && !forked())
+    runtime_->progress_engine->activate(driver_of(*operation));
 }
 
 // ---- the end
@@ -330,8 +346,9 @@ void Communicator::close(std::chrono::milliseconds patience) {
   if (group_->state() == GroupState::kOpen) flush(Deadline::after(patience));
   runtime_->progress_engine->remove(collectives_.get());
   runtime_->progress_engine->remove(messages_.get());
-  const auto error = std::make_exception_ptr(
-      Error(ErrorKind::kAborted, concat("pycoll: rank ", rank_, " destroyed the group while this operation was pending")));
+  const auto error = std::make_exception_ptr(Error(
+      ErrorKind::kAborted,
+      concat("pycoll: rank ", rank_, " destroyed the group while this operation was pending")));
   {
     std::lock_guard<std::mutex> lock(collectives_->mutex);
     collectives_->fail_all(error);

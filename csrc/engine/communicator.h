@@ -30,14 +30,16 @@ struct CommunicatorOptions {
 class Communicator {
  public:
   // Collective over the ranks of `exchange`. A group of one owns no resources: `make_runtime` is not called.
-  static std::shared_ptr<Communicator> create(Exchange* exchange,
-                                              const std::function<std::shared_ptr<Runtime>(const Env&)>& make_runtime,
-                                              CommunicatorOptions options);
+  static std::shared_ptr<Communicator> create(
+      Exchange* exchange, const std::function<std::shared_ptr<Runtime>(const Env&)>& make_runtime,
+      CommunicatorOptions options);
   ~Communicator();
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
-  std::chrono::milliseconds timeout() const { return std::chrono::milliseconds(timeout_ms_.load()); }
+  std::chrono::milliseconds timeout() const {
+    return std::chrono::milliseconds(timeout_ms_.load());
+  }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ms_.store(timeout.count()); }
   const std::string& algorithm() const { return algorithm_; }
   // The number that the next collective will have.
@@ -59,7 +61,8 @@ class Communicator {
                                   std::chrono::milliseconds timeout);
   // `src` may be kAnySource. `after` runs once the data is there.
   std::shared_ptr<Operation> receive(void* data, size_t nbytes, DType dtype, int src, int tag,
-                                     std::chrono::milliseconds timeout, std::function<void()> after);
+                                     std::chrono::milliseconds timeout,
+                                     std::function<void()> after);
 
   // Until the operation has finished, or (false) `patience` is over; then it may be waited for again. Does not raise its
   // error. An interrupt leaves the operation going on.
@@ -85,7 +88,8 @@ class Communicator {
   void check_open() const;
   void run_alone(const Request& request);
   std::shared_ptr<Driver> driver_of(const Operation& operation) const;
-  bool wait_driving(const Operation& operation, const std::shared_ptr<Driver>& driver, Deadline patience);
+  bool wait_driving(const Operation& operation, const std::shared_ptr<Driver>& driver,
+                    Deadline patience);
   bool push(const Operation& operation, bool check);
   std::shared_ptr<CollectiveOperation> submit(Request request, std::chrono::milliseconds timeout);
   void check_peer(const char* argument, int peer) const;

@@ -20,8 +20,10 @@ struct Call {
 };
 
 uint64_t pack(const Call& call) {
-  return uint64_t{static_cast<uint8_t>(call.status)} | uint64_t{static_cast<uint8_t>(call.collective)} << 8 |
-         uint64_t{static_cast<uint8_t>(call.op)} << 16 | uint64_t{static_cast<uint8_t>(call.dtype)} << 24 |
+  return uint64_t{static_cast<uint8_t>(call.status)} |
+         uint64_t{static_cast<uint8_t>(call.collective)} << 8 |
+         uint64_t{static_cast<uint8_t>(call.op)} << 16 |
+         uint64_t{static_cast<uint8_t>(call.dtype)} << 24 |
          uint64_t{static_cast<uint32_t>(call.root)} << 32;
 }
 
@@ -41,7 +43,8 @@ Call unpack(uint64_t word) {
 std::string describe(const HandshakeLine& line) {
   const Call call = unpack(line.fingerprint[0]);
   if (call.collective == Collective::kBarrier) return "barrier()";
-  std::string text = concat(name(call.collective), "(", line.fingerprint[1], " x ", name(call.dtype));
+  std::string text =
+      concat(name(call.collective), "(", line.fingerprint[1], " x ", name(call.dtype));
   if (reduces(call.collective)) text += concat(", ", name(call.op));
   if (call.collective == Collective::kBroadcast) text += concat(", root ", call.root);
   if (line.fingerprint[2] != 0) {
@@ -67,15 +70,17 @@ std::string list_of_ranks(const std::vector<int>& ranks) {
 
 void write_fingerprint(HandshakeLine* line, const Request& request) {
   const bool has_op = reduces(request.collective);
-  line->fingerprint[0] = pack(Call{Status::kAccepted, request.collective, has_op ? request.op : ReduceOp::kSum,
-                                   request.dtype, request.root});
+  line->fingerprint[0] =
+      pack(Call{Status::kAccepted, request.collective, has_op ? request.op : ReduceOp::kSum,
+                request.dtype, request.root});
   line->fingerprint[1] = request.numel;
   line->fingerprint[2] = request.layout_hash;
   line->detail = std::bit_cast<uint64_t>(request.factor);
 }
 
 void write_refusal(HandshakeLine* line, size_t payload_bytes, const std::string& text) {
-  line->fingerprint[0] = pack(Call{Status::kRefused, Collective::kBarrier, ReduceOp::kSum, DType::kUInt8, 0});
+  line->fingerprint[0] =
+      pack(Call{Status::kRefused, Collective::kBarrier, ReduceOp::kSum, DType::kUInt8, 0});
   line->fingerprint[1] = line->fingerprint[2] = 0;
   auto* out = reinterpret_cast<char*>(GroupPage::payload(line, payload_bytes));
   const size_t length = std::min(text.size(), payload_bytes - 1);
@@ -104,12 +109,14 @@ void compare_fingerprints(const Group& group, uint64_t sequence, const Request* 
       sides[describe(*line)].push_back(r);
     }
   }
-  std::string text = concat("operation ", sequence, " of this group differs between ranks:", refusals);
+  std::string text =
+      concat("operation ", sequence, " of this group differs between ranks:", refusals);
   for (const auto& [call, ranks] : sides) {
     text += concat(" ", list_of_ranks(ranks), " called ", call, ";");
   }
   fail(ErrorKind::kMismatch, text,
-       " nothing was moved and the group stays usable. All ranks must make the same calls in the same order");
+       " nothing was moved and the group stays usable. All ranks must make the same calls in the "
+       "same order");
 }
 
 }  // namespace pycoll

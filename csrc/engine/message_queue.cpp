@@ -9,11 +9,11 @@ namespace {
 constexpr size_t kNumSlots = 16;
 
 enum class FrameKind : uint32_t {
-  kMessage,    // a whole message
-  kAnnounce,   // a message too long for one frame waits to be cleared
-  kClear,      // to the sender: send it
-  kDiscard,    // to the sender: it will not be taken
-  kData,       // a part of a cleared message
+  kMessage,   // a whole message
+  kAnnounce,  // a message too long for one frame waits to be cleared
+  kClear,     // to the sender: send it
+  kDiscard,   // to the sender: it will not be taken
+  kData,      // a part of a cleared message
 };
 
 }  // namespace
@@ -30,8 +30,10 @@ struct alignas(64) MessageQueue::FrameHeader {
 
 std::string MessageOperation::describe() const {
   return concat(is_send ? "send to rank " : "receive from ",
-                is_send ? concat(peer) : peer == kAnySource ? "any rank" : concat("rank ", peer), ", tag ", tag,
-                ", ", nbytes / itemsize(dtype), " x ", name(dtype));
+                is_send              ? concat(peer)
+                : peer == kAnySource ? "any rank"
+                                     : concat("rank ", peer),
+                ", tag ", tag, ", ", nbytes / itemsize(dtype), " x ", name(dtype));
 }
 
 MessageQueue::MessageQueue(std::shared_ptr<Group> group, EventRing* events)
@@ -85,8 +87,9 @@ void MessageQueue::progress() {
 SharedSendLane& MessageQueue::out_lane(int peer) {
   PeerState& state = peers_[static_cast<size_t>(peer)];
   if (state.out == nullptr) {
-    state.out = std::make_unique<SharedSendLane>(&group_->endpoint(), peer, group_->member(peer).bell, kNumSlots,
-                                                 sizeof(FrameHeader) + payload_bytes_);
+    state.out =
+        std::make_unique<SharedSendLane>(&group_->endpoint(), peer, group_->member(peer).bell,
+                                         kNumSlots, sizeof(FrameHeader) + payload_bytes_);
     group_->offer_message_lane(peer, state.out->region().offset);
   }
   return *state.out;
@@ -155,8 +158,8 @@ void MessageQueue::open_in_lane(int peer) {
   const Wait offered = group_->message_lane_offered(peer);
   if (state.in != nullptr || !offered.ready()) return;
   const Member& member = group_->member(peer);
-  state.in = std::make_unique<SharedReceiveLane>(*member.segment, offered.word->load(std::memory_order_acquire),
-                                                 peer, member.bell);
+  state.in = std::make_unique<SharedReceiveLane>(
+      *member.segment, offered.word->load(std::memory_order_acquire), peer, member.bell);
   if (state.in->slot_bytes() < sizeof(FrameHeader) + payload_bytes_) {
     pycoll::fail(ErrorKind::kSystem, "rank ", peer, " made a lane of too small slots");
   }
@@ -170,8 +173,8 @@ void MessageQueue::read_frames(int peer) {
     FrameHeader header;
     std::memcpy(&header, slot, sizeof(header));
     if (header.length > payload_bytes_) {
-      pycoll::fail(ErrorKind::kSystem, "rank ", peer, " sent a frame of ", header.length, " bytes; the most is ",
-                   payload_bytes_);
+      pycoll::fail(ErrorKind::kSystem, "rank ", peer, " sent a frame of ", header.length,
+                   " bytes; the most is ", payload_bytes_);
     }
     switch (header.kind) {
       case FrameKind::kMessage:
@@ -202,8 +205,12 @@ MessageQueue::OperationPtr MessageQueue::take_posted(int peer, int tag) {
 }
 
 void MessageQueue::on_message(int peer, const FrameHeader& header, const std::byte* payload) {
-  Unexpected message{peer, header.tag, header.dtype, header.nbytes,
-                     header.kind == FrameKind::kAnnounce ? header.id : 0, {}};
+  Unexpected message{peer,
+                     header.tag,
+                     header.dtype,
+                     header.nbytes,
+                     header.kind == FrameKind::kAnnounce ? header.id : 0,
+                     {}};
   if (const OperationPtr receive = take_posted(peer, header.tag)) {
     deliver(receive, message, payload);
     return;
@@ -228,7 +235,8 @@ bool MessageQueue::match_unexpected(const OperationPtr& receive) {
   return false;
 }
 
-void MessageQueue::deliver(const OperationPtr& receive, const Unexpected& message, const std::byte* payload) {
+void MessageQueue::deliver(const OperationPtr& receive, const Unexpected& message,
+                           const std::byte* payload) {
   PeerState& state = peers_[static_cast<size_t>(message.peer)];
   receive->peer = receive->event.peer = message.peer;
   receive->event.sequence = ++state.receives;
@@ -240,11 +248,12 @@ void MessageQueue::deliver(const OperationPtr& receive, const Unexpected& messag
   if (!fits) {
     const Error error(
         ErrorKind::kMismatch,
-        concat("pycoll: rank ", message.peer, " sent ", message.nbytes / itemsize(message.dtype), " x ",
-               name(message.dtype), " (", message.nbytes, " bytes) with tag ", message.tag, ", but rank ",
-               group_->rank(), " receives ", receive->nbytes / itemsize(receive->dtype), " x ",
-               name(receive->dtype), " (", receive->nbytes,
-               " bytes); the message is dropped. Give both sides tensors of the same size and dtype"));
+        concat(
+            "pycoll: rank ", message.peer, " sent ", message.nbytes / itemsize(message.dtype),
+            " x ", name(message.dtype), " (", message.nbytes, " bytes) with tag ", message.tag,
+            ", but rank ", group_->rank(), " receives ", receive->nbytes / itemsize(receive->dtype),
+            " x ", name(receive->dtype), " (", receive->nbytes,
+            " bytes); the message is dropped. Give both sides tensors of the same size and dtype"));
     finish(receive, std::make_exception_ptr(error));
     return;
   }
@@ -328,8 +337,10 @@ void MessageQueue::fail(const OperationPtr& operation, const Error& error) {
   forget(operation);
   const std::string text = error.what();
   group_->poison(error.kind(), text.substr(text.rfind("pycoll: ", 0) == 0 ? 8 : 0));
-  finish(operation, std::make_exception_ptr(
-                        Error(error.kind(), text + ". The group can no longer be used: destroy it and make a new one")));
+  finish(operation,
+         std::make_exception_ptr(
+             Error(error.kind(),
+                   text + ". The group can no longer be used: destroy it and make a new one")));
 }
 
 void MessageQueue::check_peer_of(const MessageOperation& operation) const {
@@ -347,7 +358,9 @@ void MessageQueue::check_peer_of(const MessageOperation& operation) const {
       ++left;
     }
   }
-  if (left == 0) pycoll::fail(ErrorKind::kPeerFailed, "every other rank has left the group: connection closed by all");
+  if (left == 0)
+    pycoll::fail(ErrorKind::kPeerFailed,
+                 "every other rank has left the group: connection closed by all");
 }
 
 void MessageQueue::check() {
@@ -358,17 +371,19 @@ void MessageQueue::check() {
     try {
       check_peer_of(*operation);
       if (operation->deadline().passed()) {
-        pycoll::fail(ErrorKind::kTimeout, "rank ", group_->rank(), " timed out in ", operation->describe(),
-                     ": Timed out waiting ", operation->timeout().count(), " ms for ",
-                     operation->peer == kAnySource ? "any rank" : concat("rank ", operation->peer), " (",
-                     operation->bytes_done, " of ", operation->nbytes, " bytes done)");
+        pycoll::fail(ErrorKind::kTimeout, "rank ", group_->rank(), " timed out in ",
+                     operation->describe(), ": Timed out waiting ", operation->timeout().count(),
+                     " ms for ",
+                     operation->peer == kAnySource ? "any rank" : concat("rank ", operation->peer),
+                     " (", operation->bytes_done, " of ", operation->nbytes, " bytes done)");
       }
     } catch (const Error& error) {
       const std::string text = error.what();
-      fail(operation, error.kind() == ErrorKind::kTimeout
-                          ? error
-                          : Error(error.kind(), concat("pycoll: rank ", group_->rank(), " failed in ",
-                                                       operation->describe(), ": ", text.substr(8))));
+      fail(operation,
+           error.kind() == ErrorKind::kTimeout
+               ? error
+               : Error(error.kind(), concat("pycoll: rank ", group_->rank(), " failed in ",
+                                            operation->describe(), ": ", text.substr(8))));
     }
   }
 }
@@ -382,11 +397,13 @@ bool MessageQueue::watch(std::vector<Wait>* waits) const {
   for (int r = 0; r < group_->world_size(); ++r) {
     if (r == group_->rank()) continue;
     const PeerState& state = peers_[static_cast<size_t>(r)];
-    const bool posted = std::any_of(posted_.begin(), posted_.end(), [r](const OperationPtr& receive) {
-      return receive->peer == r || receive->peer == kAnySource;
-    });
+    const bool posted =
+        std::any_of(posted_.begin(), posted_.end(), [r](const OperationPtr& receive) {
+          return receive->peer == r || receive->peer == kAnySource;
+        });
     if (posted || state.expects_input() || state.has_output()) {
-      waits->push_back(state.in != nullptr ? state.in->readable() : group_->message_lane_offered(r));
+      waits->push_back(state.in != nullptr ? state.in->readable()
+                                           : group_->message_lane_offered(r));
     }
     if (state.has_output() && state.out != nullptr) waits->push_back(state.out->writable());
   }
@@ -408,7 +425,8 @@ void MessageQueue::fail_all(const std::exception_ptr& error) {
 }
 
 bool MessageQueue::has_unsent() const {
-  return std::any_of(peers_.begin(), peers_.end(), [](const PeerState& state) { return state.has_output(); });
+  return std::any_of(peers_.begin(), peers_.end(),
+                     [](const PeerState& state) { return state.has_output(); });
 }
 
 }  // namespace pycoll

@@ -19,8 +19,13 @@ class MessageOperation final : public Operation {
  public:
   MessageOperation(bool is_send, void* data, size_t nbytes, DType dtype, int peer, int tag,
                    std::chrono::milliseconds timeout)
-      : Operation(timeout), is_send(is_send), data(static_cast<std::byte*>(data)), nbytes(nbytes),
-        dtype(dtype), peer(peer), tag(tag) {}
+      : Operation(timeout),
+        is_send(is_send),
+        data(static_cast<std::byte*>(data)),
+        nbytes(nbytes),
+        dtype(dtype),
+        peer(peer),
+        tag(tag) {}
 
   const bool is_send;
   std::byte* const data;
@@ -30,7 +35,7 @@ class MessageOperation final : public Operation {
   const int tag;
   std::function<void()> after;  // of a receive: run after its last write to `data`
 
-  uint64_t id = 0;        // of a rendezvous, chosen by the sender
+  uint64_t id = 0;  // of a rendezvous, chosen by the sender
   size_t bytes_done = 0;
 
   std::string describe() const;
@@ -61,7 +66,7 @@ class MessageQueue final : public Driver {
     int tag;
     DType dtype;
     size_t nbytes;
-    uint64_t id;                  // of an announcement; 0: `data` holds the message
+    uint64_t id;  // of an announcement; 0: `data` holds the message
     std::vector<std::byte> data;
   };
 
@@ -73,13 +78,13 @@ class MessageQueue final : public Driver {
   struct PeerState {
     std::unique_ptr<SharedSendLane> out;
     std::unique_ptr<SharedReceiveLane> in;
-    std::deque<OperationPtr> unsent;              // in order: not yet in the lane
-    std::deque<Clearance> clearances;             // to be sent
-    std::map<uint64_t, OperationPtr> announced;   // wait for clearance
-    std::deque<OperationPtr> cleared;             // data under way, in turn
-    std::map<uint64_t, OperationPtr> receiving;   // cleared receives, by the sender's id
+    std::deque<OperationPtr> unsent;             // in order: not yet in the lane
+    std::deque<Clearance> clearances;            // to be sent
+    std::map<uint64_t, OperationPtr> announced;  // wait for clearance
+    std::deque<OperationPtr> cleared;            // data under way, in turn
+    std::map<uint64_t, OperationPtr> receiving;  // cleared receives, by the sender's id
     uint64_t next_id = 1;
-    uint64_t sends = 0, receives = 0;             // for the events
+    uint64_t sends = 0, receives = 0;  // for the events
 
     bool has_output() const { return !unsent.empty() || !clearances.empty() || !cleared.empty(); }
     bool expects_input() const { return !announced.empty() || !receiving.empty(); }

@@ -93,8 +93,8 @@ void ProgressEngine::loop() {
     }
     lock.unlock();
     // No spinning: the program's own threads need the cores.
-    wait_slice([&] { return news_.load(std::memory_order_acquire) || any_ready(waits); }, endpoint_->bell(),
-               SpinPolicy{0}, Deadline::never());
+    wait_slice([&] { return news_.load(std::memory_order_acquire) || any_ready(waits); },
+               endpoint_->bell(), SpinPolicy{0}, Deadline::never());
     lock.lock();
   }
 }

@@ -17,7 +17,10 @@ struct Introduction {
 };
 
 void write_facts(BlobWriter* blob, const Facts& facts) {
-  blob->put(facts.payload_bytes).put(facts.staging_bytes).put(facts.eager_bytes).put_text(facts.algorithm);
+  blob->put(facts.payload_bytes)
+      .put(facts.staging_bytes)
+      .put(facts.eager_bytes)
+      .put_text(facts.algorithm);
 }
 
 Introduction read_introduction(BlobReader* blob) {
@@ -34,18 +37,20 @@ Introduction read_introduction(BlobReader* blob) {
 template <class T>
 void compare(const char* what, const T& of_zero, const T& of_rank, int rank, const char* remedy) {
   if (of_zero == of_rank) return;
-  fail(ErrorKind::kMismatch, "ranks disagree about the group that they make: ", what, " is ", of_zero,
-       " on rank 0 and ", of_rank, " on rank ", rank, "; ", remedy);
+  fail(ErrorKind::kMismatch, "ranks disagree about the group that they make: ", what, " is ",
+       of_zero, " on rank 0 and ", of_rank, " on rank ", rank, "; ", remedy);
 }
 
 void compare_introductions(const std::vector<Introduction>& all) {
   static constexpr char kSetSame[] = "set the same value on all ranks";
   for (size_t r = 1; r < all.size(); ++r) {
     const int rank = static_cast<int>(r);
-    compare("the protocol version", all[0].protocol, all[r].protocol, rank, "run the same pycoll on all ranks");
+    compare("the protocol version", all[0].protocol, all[r].protocol, rank,
+            "run the same pycoll on all ranks");
     const Facts& a = all[0].facts;
     const Facts& b = all[r].facts;
-    compare("the algorithm (Options(algorithm=...) or PYCOLL_ALGORITHM)", a.algorithm, b.algorithm, rank, kSetSame);
+    compare("the algorithm (Options(algorithm=...) or PYCOLL_ALGORITHM)", a.algorithm, b.algorithm,
+            rank, kSetSame);
     compare("PYCOLL_PAYLOAD_BYTES", a.payload_bytes, b.payload_bytes, rank, kSetSame);
     compare("PYCOLL_STAGING_BYTES", a.staging_bytes, b.staging_bytes, rank, kSetSame);
     compare("PYCOLL_EAGER_BYTES", a.eager_bytes, b.eager_bytes, rank, kSetSame);
@@ -67,7 +72,8 @@ struct Preparation {
 };
 
 Preparation prepare(Exchange* exchange, Endpoint* endpoint, const Facts& facts, const Token& secret,
-                    std::vector<BlobReader>* greetings, Deadline deadline, const InterruptCheck& interrupt) {
+                    std::vector<BlobReader>* greetings, Deadline deadline,
+                    const InterruptCheck& interrupt) {
   Preparation result;
   try {
     const size_t page_bytes = GroupPage::page_bytes(facts.payload_bytes, exchange->world_size());
@@ -97,7 +103,8 @@ std::vector<Member> make_members(const Preparation& mine, Endpoint* endpoint, in
     member.segment = member.peer->segment.get();
     member.bell = member.peer->bell();
     const size_t reserved = member.segment->reserved();
-    if (page_offsets[r] % 64 != 0 || page_bytes > reserved || page_offsets[r] > reserved - page_bytes) {
+    if (page_offsets[r] % 64 != 0 || page_bytes > reserved ||
+        page_offsets[r] > reserved - page_bytes) {
       fail(ErrorKind::kSystem, "the page of rank ", r, " lies outside its segment");
     }
     member.page = reinterpret_cast<GroupPage*>(member.segment->base() + page_offsets[r]);
@@ -107,8 +114,9 @@ std::vector<Member> make_members(const Preparation& mine, Endpoint* endpoint, in
 
 }  // namespace
 
-std::shared_ptr<Group> form_group(Exchange* exchange, const std::shared_ptr<Endpoint>& endpoint, const Facts& facts,
-                                  Deadline deadline, const InterruptCheck& interrupt) {
+std::shared_ptr<Group> form_group(Exchange* exchange, const std::shared_ptr<Endpoint>& endpoint,
+                                  const Facts& facts, Deadline deadline,
+                                  const InterruptCheck& interrupt) {
   const int rank = exchange->rank();
   BlobWriter introduction;
   introduction.put(kProtocol).put(random_token());
@@ -124,7 +132,8 @@ std::shared_ptr<Group> form_group(Exchange* exchange, const std::shared_ptr<Endp
   compare_introductions(introductions);
 
   const Token secret = introductions[0].secret;
-  Preparation mine = prepare(exchange, endpoint.get(), facts, secret, &readers, deadline, interrupt);
+  Preparation mine =
+      prepare(exchange, endpoint.get(), facts, secret, &readers, deadline, interrupt);
   BlobWriter status;
   status.put(static_cast<uint64_t>(mine.page.offset)).put_text(mine.problem);
   try {
@@ -138,11 +147,14 @@ std::shared_ptr<Group> form_group(Exchange* exchange, const std::shared_ptr<Endp
       if (!problem.empty()) problems += concat(" rank ", r, ": ", problem, ";");
     }
     if (!problems.empty()) {
-      fail(mine.problem.empty() ? ErrorKind::kPeerFailed : mine.problem_kind, "the group could not be made:", problems);
+      fail(mine.problem.empty() ? ErrorKind::kPeerFailed : mine.problem_kind,
+           "the group could not be made:", problems);
     }
     const size_t page_bytes = GroupPage::page_bytes(facts.payload_bytes, exchange->world_size());
-    std::vector<Member> members = make_members(mine, endpoint.get(), rank, page_offsets, page_bytes);
-    return std::make_shared<Group>(endpoint, facts, rank, std::move(members), mine.page, nonce_of(secret));
+    std::vector<Member> members =
+        make_members(mine, endpoint.get(), rank, page_offsets, page_bytes);
+    return std::make_shared<Group>(endpoint, facts, rank, std::move(members), mine.page,
+                                   nonce_of(secret));
   } catch (...) {
     endpoint->arena().release(mine.page);
     throw;

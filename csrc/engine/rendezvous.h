@@ -9,7 +9,8 @@ namespace pycoll {
 
 // Collective over the ranks of `exchange`; world_size > 1. `facts` are this rank's; those of all ranks must be equal.
 // Raises on every rank when one of them fails: kMismatch (with both values), kTimeout (with the missing ranks), kSystem.
-std::shared_ptr<Group> form_group(Exchange* exchange, const std::shared_ptr<Endpoint>& endpoint, const Facts& facts,
-                                  Deadline deadline, const InterruptCheck& interrupt);
+std::shared_ptr<Group> form_group(Exchange* exchange, const std::shared_ptr<Endpoint>& endpoint,
+                                  const Facts& facts, Deadline deadline,
+                                  const InterruptCheck& interrupt);
 
 }  // namespace pycoll

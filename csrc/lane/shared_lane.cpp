@@ -4,8 +4,8 @@
 
 namespace pycoll {
 
-SharedSendLane::SharedSendLane(Endpoint* endpoint, int receiver_rank, Bell* receiver, size_t num_slots,
-                               size_t slot_bytes)
+SharedSendLane::SharedSendLane(Endpoint* endpoint, int receiver_rank, Bell* receiver,
+                               size_t num_slots, size_t slot_bytes)
     : receiver_rank_(receiver_rank), receiver_(receiver) {
   PYCOLL_CHECK(slot_bytes % 64 == 0 && num_slots > 0);
   region_ = endpoint->arena().allocate(LaneHeader::region_bytes(num_slots, slot_bytes));
@@ -26,7 +26,8 @@ void SharedSendLane::commit() {
   receiver_->ring_sleepers();
 }
 
-SharedReceiveLane::SharedReceiveLane(const Segment& segment, size_t offset, int sender_rank, Bell* sender)
+SharedReceiveLane::SharedReceiveLane(const Segment& segment, size_t offset, int sender_rank,
+                                     Bell* sender)
     : sender_rank_(sender_rank), sender_(sender) {
   const auto fits = [&](size_t nbytes) {
     return nbytes <= segment.reserved() && offset <= segment.reserved() - nbytes;
@@ -36,7 +37,8 @@ SharedReceiveLane::SharedReceiveLane(const Segment& segment, size_t offset, int 
       header_->slot_bytes == 0 || header_->slot_bytes > segment.reserved() ||
       header_->num_slots > segment.reserved() / header_->slot_bytes ||
       !fits(LaneHeader::region_bytes(header_->num_slots, header_->slot_bytes))) {
-    fail(ErrorKind::kSystem, "what rank ", sender_rank, " offers as a lane lies outside its segment");
+    fail(ErrorKind::kSystem, "what rank ", sender_rank,
+         " offers as a lane lies outside its segment");
   }
   slot_bytes_ = header_->slot_bytes;
 }

@@ -26,7 +26,8 @@ struct LaneHeader {
 class SharedSendLane final : public SendLane {
  public:
   // A new lane to `receiver`, in a region of `endpoint`.
-  SharedSendLane(Endpoint* endpoint, int receiver_rank, Bell* receiver, size_t num_slots, size_t slot_bytes);
+  SharedSendLane(Endpoint* endpoint, int receiver_rank, Bell* receiver, size_t num_slots,
+                 size_t slot_bytes);
 
   const Region& region() const { return region_; }
   size_t slot_bytes() const override { return header_->slot_bytes; }

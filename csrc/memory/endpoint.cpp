@@ -17,7 +17,8 @@ constexpr uint64_t kMostReserved = uint64_t{1} << 46;
 struct Endpoint::Greeting {
   Token id;
   Token address_space;
-  uint64_t shared_segment;  // address of the owner's shared_ptr<Segment>, for ranks of the same process
+  uint64_t
+      shared_segment;  // address of the owner's shared_ptr<Segment>, for ranks of the same process
 };
 
 struct Endpoint::Hello {
@@ -32,7 +33,10 @@ std::shared_ptr<Endpoint> Endpoint::create(size_t segment_bytes) {
 }
 
 Endpoint::Endpoint(std::shared_ptr<Segment> segment)
-    : id_(random_token()), fork_epoch_(fork_epoch()), segment_(std::move(segment)), arena_(segment_) {
+    : id_(random_token()),
+      fork_epoch_(fork_epoch()),
+      segment_(std::move(segment)),
+      arena_(segment_) {
   const Region header = arena_.allocate(sizeof(Bell));
   PYCOLL_CHECK(header.offset == 0);
   listener_ = listen_abstract(listener_name(id_));
@@ -114,7 +118,8 @@ void Endpoint::call(const Greeting& greeting, int peer_rank, const Token& secret
   UniqueFd socket = connect_abstract(listener_name(greeting.id));
   if (!socket) {
     fail(ErrorKind::kSystem, "rank ", peer_rank,
-         " cannot be reached on this host: it has ended, or runs on another host or in another network "
+         " cannot be reached on this host: it has ended, or runs on another host or in another "
+         "network "
          "namespace, which pycoll does not connect yet; start all ranks of a group on one host");
   }
   const Hello hello = make_hello(secret, greeting.id);
@@ -127,7 +132,8 @@ void Endpoint::call(const Greeting& greeting, int peer_rank, const Token& secret
     fail(error.kind(), "making a group with rank ", peer_rank, ": ", error.what());
   }
   if (reply.magic != kMagic || reply.secret != secret || reply.from != greeting.id) {
-    fail(ErrorKind::kMismatch, "rank ", peer_rank, " answered with something that is not its greeting");
+    fail(ErrorKind::kMismatch, "rank ", peer_rank,
+         " answered with something that is not its greeting");
   }
   add_peer(greeting.id, fd, reply.reserved, std::move(socket));
 }
@@ -188,13 +194,15 @@ std::vector<std::shared_ptr<Peer>> Endpoint::connect(std::vector<BlobReader>* gr
     while ((peer = find(ids[static_cast<size_t>(r)])) == nullptr) {
       UniqueFd socket = accept_connection(listener_, kAcceptSlice);
       if (socket) {
-        answer(std::move(socket), Deadline::earlier(deadline, Deadline::after(kHelloTimeout)), interrupt);
+        answer(std::move(socket), Deadline::earlier(deadline, Deadline::after(kHelloTimeout)),
+               interrupt);
         continue;
       }
       if (interrupt) interrupt();
       if (deadline.passed()) {
-        fail(ErrorKind::kTimeout, "rank ", rank, " timed out making a group: Timed out waiting for rank ",
-             r, " to connect on this host");
+        fail(ErrorKind::kTimeout, "rank ", rank,
+             " timed out making a group: Timed out waiting for rank ", r,
+             " to connect on this host");
       }
     }
   }

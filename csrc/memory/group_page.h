@@ -29,14 +29,16 @@ struct GroupPage {
   static constexpr int kRoundCounters = 4;
 
   // Identity and state. Written by the owner.
-  alignas(64) std::atomic<uint64_t> nonce;  // of the group; another value: this memory has been recycled
-  std::atomic<uint32_t> state;              // GroupState
-  uint32_t failure_kind;                    // ErrorKind, written before `state`
-  char reason[kReasonBytes];                // likewise
+  alignas(64)
+      std::atomic<uint64_t> nonce;  // of the group; another value: this memory has been recycled
+  std::atomic<uint32_t> state;      // GroupState
+  uint32_t failure_kind;            // ErrorKind, written before `state`
+  char reason[kReasonBytes];        // likewise
 
   // Written by the owner.
   alignas(64) std::atomic<uint64_t> round;
-  std::atomic<uint64_t> staging_offset;  // in the owner's segment, before the operation's first round
+  std::atomic<uint64_t>
+      staging_offset;  // in the owner's segment, before the operation's first round
 
   // Used in the page of rank 0 only. Written by all.
   Counter handshake_arrivals;

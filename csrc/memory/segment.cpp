@@ -36,8 +36,9 @@ std::shared_ptr<Segment> Segment::create(size_t reserved) {
     base = map_shared(fd.get(), reserved);
   }
   if (base == MAP_FAILED) {
-    fail(ErrorKind::kSystem, "cannot reserve ", reserved, " bytes of address space: ",
-         errno_text(errno), "; raise the limit (ulimit -v) or lower PYCOLL_SEGMENT_BYTES");
+    fail(ErrorKind::kSystem, "cannot reserve ", reserved,
+         " bytes of address space: ", errno_text(errno),
+         "; raise the limit (ulimit -v) or lower PYCOLL_SEGMENT_BYTES");
   }
   return std::shared_ptr<Segment>(
       new Segment(std::move(fd), static_cast<std::byte*>(base), reserved, 0));
@@ -50,8 +51,9 @@ std::shared_ptr<Segment> Segment::map_peer(const UniqueFd& fd, size_t reserved) 
   }
   void* base = map_shared(fd.get(), reserved);
   if (base == MAP_FAILED) {
-    fail(ErrorKind::kSystem, "cannot map ", reserved, " bytes of a peer's segment: ",
-         errno_text(errno), "; raise the limit (ulimit -v) or lower PYCOLL_SEGMENT_BYTES on all ranks");
+    fail(ErrorKind::kSystem, "cannot map ", reserved,
+         " bytes of a peer's segment: ", errno_text(errno),
+         "; raise the limit (ulimit -v) or lower PYCOLL_SEGMENT_BYTES on all ranks");
   }
   return std::shared_ptr<Segment>(
       new Segment(UniqueFd(), static_cast<std::byte*>(base), reserved, 0));

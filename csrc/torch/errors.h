@@ -1,9 +1,9 @@
 // Errors of the core as the exceptions that torch turns into Python's: ValueError for arguments, DistBackendError for the rest.
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <exception>
+
+#include <c10/util/Exception.h>
 
 #include "base/error.h"
 

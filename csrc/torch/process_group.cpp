@@ -24,19 +24,30 @@ const char* profiler_title(c10d::OpType type) {
   if (!at::hasCallbacks()) return nullptr;
   switch (type) {
     case c10d::OpType::ALLREDUCE:
-    case c10d::OpType::ALLREDUCE_COALESCED: return "pycoll:all_reduce";
-    case c10d::OpType::BROADCAST: return "pycoll:broadcast";
+    case c10d::OpType::ALLREDUCE_COALESCED:
+      return "pycoll:all_reduce";
+    case c10d::OpType::BROADCAST:
+      return "pycoll:broadcast";
     case c10d::OpType::ALLGATHER:
-    case c10d::OpType::ALLGATHER_COALESCED: return "pycoll:all_gather";
-    case c10d::OpType::_ALLGATHER_BASE: return "pycoll:_all_gather_base";
+    case c10d::OpType::ALLGATHER_COALESCED:
+      return "pycoll:all_gather";
+    case c10d::OpType::_ALLGATHER_BASE:
+      return "pycoll:_all_gather_base";
     case c10d::OpType::REDUCE_SCATTER:
-    case c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED: return "pycoll:reduce_scatter";
-    case c10d::OpType::_REDUCE_SCATTER_BASE: return "pycoll:_reduce_scatter_base";
-    case c10d::OpType::BARRIER: return "pycoll:barrier";
-    case c10d::OpType::SEND: return "pycoll:send";
-    case c10d::OpType::RECV: return "pycoll:recv";
-    case c10d::OpType::RECVANYSOURCE: return "pycoll:recvAnySource";
-    default: return "pycoll:unknown";
+    case c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED:
+      return "pycoll:reduce_scatter";
+    case c10d::OpType::_REDUCE_SCATTER_BASE:
+      return "pycoll:_reduce_scatter_base";
+    case c10d::OpType::BARRIER:
+      return "pycoll:barrier";
+    case c10d::OpType::SEND:
+      return "pycoll:send";
+    case c10d::OpType::RECV:
+      return "pycoll:recv";
+    case c10d::OpType::RECVANYSOURCE:
+      return "pycoll:recvAnySource";
+    default:
+      return "pycoll:unknown";
   }
 }
 
@@ -48,7 +59,8 @@ Tensors flatten(const std::vector<Tensors>& lists) {
 
 template <class T>
 T& only_list(std::vector<T>& lists, const char* argument) {
-  PYCOLL_CHECK_ARG(lists.size() == 1, argument, " has ", lists.size(), " lists of tensors; pass one");
+  PYCOLL_CHECK_ARG(lists.size() == 1, argument, " has ", lists.size(),
+                   " lists of tensors; pass one");
   return lists[0];
 }
 
@@ -67,8 +79,9 @@ std::vector<Request> for_runs(const Tensors& leading, const Make& make) {
 
 }  // namespace
 
-ProcessGroupPycoll::ProcessGroupPycoll(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                       c10::intrusive_ptr<PycollOptions> options, InterruptCheck interrupt)
+ProcessGroupPycoll::ProcessGroupPycoll(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                       int size, c10::intrusive_ptr<PycollOptions> options,
+                                       InterruptCheck interrupt)
     : Backend(rank, size), options_(std::move(options)) {
   init();
   StoreAdapter adapter(store);
@@ -77,7 +90,8 @@ ProcessGroupPycoll::ProcessGroupPycoll(const c10::intrusive_ptr<c10d::Store>& st
   communicator_options.algorithm = options_->algorithm;
   communicator_options.timeout = options_->timeout;
   communicator_options.interrupt = std::move(interrupt);
-  communicator_ = translated([&] { return Communicator::create(&exchange, process_runtime, communicator_options); });
+  communicator_ = translated(
+      [&] { return Communicator::create(&exchange, process_runtime, communicator_options); });
   remember(communicator_);
 }
 
@@ -111,8 +125,10 @@ std::chrono::milliseconds ProcessGroupPycoll::effective(std::chrono::millisecond
 }
 
 template <class Build>
-ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launch(const Call& call, Tensors outputs, const Build& build) {
-  auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, call.type, profiler_title(call.type), outputs);
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launch(const Call& call, Tensors outputs,
+                                                       const Build& build) {
+  auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, call.type,
+                                              profiler_title(call.type), outputs);
   translated([&] {
     std::vector<Request> requests;
     try {
@@ -140,107 +156,123 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launch(const Call& call, Tensors
   return work;
 }
 
-ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  return launch({c10d::OpType::ALLREDUCE, Collective::kAllReduce, opts.timeout, opts.asyncOp}, tensors,
-                [&](TensorSet* set) {
-                  return std::vector<Request>{all_reduce_request(set, only(tensors, "tensors"), opts.reduceOp)};
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allreduce(Tensors& tensors,
+                                                          const c10d::AllreduceOptions& opts) {
+  return launch({c10d::OpType::ALLREDUCE, Collective::kAllReduce, opts.timeout, opts.asyncOp},
+                tensors, [&](TensorSet* set) {
+                  return std::vector<Request>{
+                      all_reduce_request(set, only(tensors, "tensors"), opts.reduceOp)};
                 });
 }
 
-ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allreduce_coalesced(Tensors& tensors,
-                                                                    const c10d::AllreduceCoalescedOptions& opts) {
-  return launch({c10d::OpType::ALLREDUCE_COALESCED, Collective::kAllReduce, opts.timeout, opts.asyncOp}, tensors,
-                [&](TensorSet* set) {
-                  return for_runs(tensors, [&](Range run) {
-                    return all_reduce_coalesced_request(set, slice(tensors, run), opts.reduceOp);
-                  });
-                });
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+  return launch(
+      {c10d::OpType::ALLREDUCE_COALESCED, Collective::kAllReduce, opts.timeout, opts.asyncOp},
+      tensors, [&](TensorSet* set) {
+        return for_runs(tensors, [&](Range run) {
+          return all_reduce_coalesced_request(set, slice(tensors, run), opts.reduceOp);
+        });
+      });
 }
 
-ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::broadcast(Tensors& tensors,
+                                                          const c10d::BroadcastOptions& opts) {
   const bool is_root = opts.rootRank == getRank();
-  return launch({c10d::OpType::BROADCAST, Collective::kBroadcast, opts.timeout, opts.asyncOp}, tensors,
-                [&](TensorSet* set) {
-                  return std::vector<Request>{broadcast_request(set, only(tensors, "tensors"),
-                                                                static_cast<int>(opts.rootRank), is_root)};
+  return launch({c10d::OpType::BROADCAST, Collective::kBroadcast, opts.timeout, opts.asyncOp},
+                tensors, [&](TensorSet* set) {
+                  return std::vector<Request>{broadcast_request(
+                      set, only(tensors, "tensors"), static_cast<int>(opts.rootRank), is_root)};
                 });
 }
 
-ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather(std::vector<Tensors>& outputs,
+                                                          Tensors& inputs,
                                                           const c10d::AllgatherOptions& opts) {
-  return launch({c10d::OpType::ALLGATHER, Collective::kAllGather, opts.timeout, opts.asyncOp}, flatten(outputs),
-                [&](TensorSet* set) {
-                  return std::vector<Request>{all_gather_request(set, only_list(outputs, "tensor_list"),
-                                                                 only(inputs, "the input"), getSize())};
-                });
+  return launch(
+      {c10d::OpType::ALLGATHER, Collective::kAllGather, opts.timeout, opts.asyncOp},
+      flatten(outputs), [&](TensorSet* set) {
+        return std::vector<Request>{all_gather_request(set, only_list(outputs, "tensor_list"),
+                                                       only(inputs, "the input"), getSize())};
+      });
 }
 
-ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                                                const c10d::AllgatherOptions& opts) {
-  return launch({c10d::OpType::_ALLGATHER_BASE, Collective::kAllGather, opts.timeout, opts.asyncOp}, {output},
-                [&](TensorSet* set) {
-                  return std::vector<Request>{all_gather_base_request(set, {output}, {input}, getSize())};
-                });
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::_allgather_base(
+    at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
+  return launch(
+      {c10d::OpType::_ALLGATHER_BASE, Collective::kAllGather, opts.timeout, opts.asyncOp}, {output},
+      [&](TensorSet* set) {
+        return std::vector<Request>{all_gather_base_request(set, {output}, {input}, getSize())};
+      });
 }
 
 // c10d passes one list a rank, each with one tensor for every input.
-ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
-                                                                    const c10d::AllgatherOptions& opts) {
-  return launch({c10d::OpType::ALLGATHER_COALESCED, Collective::kAllGather, opts.timeout, opts.asyncOp},
-                flatten(outputs), [&](TensorSet* set) {
-                  std::vector<Request> requests;
-                  for (size_t i = 0; i < inputs.size(); ++i) {
-                    Tensors column;
-                    for (const Tensors& list : outputs) {
-                      PYCOLL_CHECK_ARG(list.size() == inputs.size(), "a list of outputs has ", list.size(),
-                                       " tensors, but there are ", inputs.size(), " inputs; pass one for each");
-                      column.push_back(list[i]);
-                    }
-                    requests.push_back(all_gather_request(set, column, inputs[i], getSize()));
-                  }
-                  return requests;
-                });
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather_coalesced(
+    std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+  return launch(
+      {c10d::OpType::ALLGATHER_COALESCED, Collective::kAllGather, opts.timeout, opts.asyncOp},
+      flatten(outputs), [&](TensorSet* set) {
+        std::vector<Request> requests;
+        for (size_t i = 0; i < inputs.size(); ++i) {
+          Tensors column;
+          for (const Tensors& list : outputs) {
+            PYCOLL_CHECK_ARG(list.size() == inputs.size(), "a list of outputs has ", list.size(),
+                             " tensors, but there are ", inputs.size(),
+                             " inputs; pass one for each");
+            column.push_back(list[i]);
+          }
+          requests.push_back(all_gather_request(set, column, inputs[i], getSize()));
+        }
+        return requests;
+      });
 }
 
-ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                                                const c10d::AllgatherOptions& opts) {
-  return launch({c10d::OpType::ALLGATHER_COALESCED, Collective::kAllGather, opts.timeout, opts.asyncOp}, outputs,
-                [&](TensorSet* set) {
-                  PYCOLL_CHECK_ARG(outputs.size() == inputs.size(), "there are ", outputs.size(), " output tensors and ",
-                                   inputs.size(), " input tensors; pass equally many");
-                  return for_runs(inputs, [&](Range run) {
-                    return all_gather_base_request(set, slice(outputs, run), slice(inputs, run), getSize());
-                  });
-                });
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+  return launch(
+      {c10d::OpType::ALLGATHER_COALESCED, Collective::kAllGather, opts.timeout, opts.asyncOp},
+      outputs, [&](TensorSet* set) {
+        PYCOLL_CHECK_ARG(outputs.size() == inputs.size(), "there are ", outputs.size(),
+                         " output tensors and ", inputs.size(),
+                         " input tensors; pass equally many");
+        return for_runs(inputs, [&](Range run) {
+          return all_gather_base_request(set, slice(outputs, run), slice(inputs, run), getSize());
+        });
+      });
 }
 
-ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                                               const c10d::ReduceScatterOptions& opts) {
-  return launch({c10d::OpType::REDUCE_SCATTER, Collective::kReduceScatter, opts.timeout, opts.asyncOp}, outputs,
-                [&](TensorSet* set) {
-                  return std::vector<Request>{reduce_scatter_request(
-                      set, only(outputs, "the output"), only_list(inputs, "input_list"), opts.reduceOp, getSize())};
-                });
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce_scatter(
+    Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& opts) {
+  return launch(
+      {c10d::OpType::REDUCE_SCATTER, Collective::kReduceScatter, opts.timeout, opts.asyncOp},
+      outputs, [&](TensorSet* set) {
+        return std::vector<Request>{reduce_scatter_request(set, only(outputs, "the output"),
+                                                           only_list(inputs, "input_list"),
+                                                           opts.reduceOp, getSize())};
+      });
 }
 
-ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                                     const c10d::ReduceScatterOptions& opts) {
-  return launch({c10d::OpType::_REDUCE_SCATTER_BASE, Collective::kReduceScatter, opts.timeout, opts.asyncOp}, {output},
-                [&](TensorSet* set) {
-                  return std::vector<Request>{
-                      reduce_scatter_base_request(set, {output}, {input}, opts.reduceOp, getSize())};
-                });
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::_reduce_scatter_base(
+    at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
+  return launch(
+      {c10d::OpType::_REDUCE_SCATTER_BASE, Collective::kReduceScatter, opts.timeout, opts.asyncOp},
+      {output}, [&](TensorSet* set) {
+        return std::vector<Request>{
+            reduce_scatter_base_request(set, {output}, {input}, opts.reduceOp, getSize())};
+      });
 }
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
-  return launch({c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, Collective::kReduceScatter, opts.timeout, opts.asyncOp},
+  return launch({c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, Collective::kReduceScatter,
+                 opts.timeout, opts.asyncOp},
                 outputs, [&](TensorSet* set) {
-                  PYCOLL_CHECK_ARG(outputs.size() == inputs.size(), "there are ", outputs.size(), " output tensors and ",
-                                   inputs.size(), " input tensors; pass equally many");
+                  PYCOLL_CHECK_ARG(outputs.size() == inputs.size(), "there are ", outputs.size(),
+                                   " output tensors and ", inputs.size(),
+                                   " input tensors; pass equally many");
                   return for_runs(outputs, [&](Range run) {
-                    return reduce_scatter_base_request(set, slice(outputs, run), slice(inputs, run), opts.reduceOp,
-                                                       getSize());
+                    return reduce_scatter_base_request(set, slice(outputs, run), slice(inputs, run),
+                                                       opts.reduceOp, getSize());
                   });
                 });
 }
@@ -252,23 +284,26 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::barrier(const c10d::BarrierOptio
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::send(Tensors& tensors, int dst, int tag) {
   constexpr c10d::OpType kType = c10d::OpType::SEND;
-  auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, kType, profiler_title(kType), Tensors{});
+  auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, kType,
+                                              profiler_title(kType), Tensors{});
   translated([&] {
     const at::Tensor& tensor = only(tensors, "tensors");
     check_tensor(tensor, "tensor", Role::kInput);
     const Elements elements = elements_of(tensor);
     const void* data = work->tensors().add(tensor, Role::kInput);
     work->tensors().fill_stand_ins();  // a message is what the tensor holds now
-    work->add(communicator_->send(data, elements.numel * itemsize(elements.dtype), elements.dtype, dst, tag,
-                                  communicator_->timeout()));
+    work->add(communicator_->send(data, elements.numel * itemsize(elements.dtype), elements.dtype,
+                                  dst, tag, communicator_->timeout()));
   });
   work->started();
   if (!work->finished()) in_flight_->add(work);
   return work;
 }
 
-ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::receive(Tensors& tensors, int src, int tag, c10d::OpType type) {
-  auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, type, profiler_title(type), tensors);
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::receive(Tensors& tensors, int src, int tag,
+                                                        c10d::OpType type) {
+  auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, type, profiler_title(type),
+                                              tensors);
   translated([&] {
     const at::Tensor& tensor = only(tensors, "tensors");
     check_tensor(tensor, "tensor", Role::kOutput);
@@ -277,8 +312,9 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::receive(Tensors& tensors, int sr
     std::function<void()> after;
     if (work->tensors().needs_copies()) after = [w = work.get()] { w->tensors().copy_back(); };
     bump_version(tensor);
-    work->add(communicator_->receive(data, elements.numel * itemsize(elements.dtype), elements.dtype, src, tag,
-                                     communicator_->timeout(), std::move(after)));
+    work->add(communicator_->receive(data, elements.numel * itemsize(elements.dtype),
+                                     elements.dtype, src, tag, communicator_->timeout(),
+                                     std::move(after)));
   });
   work->started();
   if (!work->finished()) in_flight_->add(work);

@@ -27,27 +27,31 @@ void check_nonempty(const Tensors& tensors, const char* argument) {
 }
 
 void check_count(const Tensors& tensors, const char* argument, int world_size) {
-  PYCOLL_CHECK_ARG(static_cast<int>(tensors.size()) == world_size, argument, " has ", tensors.size(),
-                   " tensors, but the group has ", world_size, " ranks; pass one for each");
+  PYCOLL_CHECK_ARG(static_cast<int>(tensors.size()) == world_size, argument, " has ",
+                   tensors.size(), " tensors, but the group has ", world_size,
+                   " ranks; pass one for each");
 }
 
 // `whole` must hold world_size times `part`.
-void check_multiple(const at::Tensor& whole, const char* whole_name, const at::Tensor& part, const char* part_name,
-                    int world_size) {
+void check_multiple(const at::Tensor& whole, const char* whole_name, const at::Tensor& part,
+                    const char* part_name, int world_size) {
   check_same_dtype(whole, whole_name, part, part_name);
-  PYCOLL_CHECK_ARG(whole.numel() == part.numel() * world_size, whole_name, " has ", whole.numel(), " elements and ",
-                   part_name, " has ", part.numel(), ", but in a group of ", world_size, " ranks ", whole_name,
-                   " must have ", world_size, " x ", part.numel(), " = ", part.numel() * world_size, "; resize one of them");
+  PYCOLL_CHECK_ARG(whole.numel() == part.numel() * world_size, whole_name, " has ", whole.numel(),
+                   " elements and ", part_name, " has ", part.numel(), ", but in a group of ",
+                   world_size, " ranks ", whole_name, " must have ", world_size, " x ",
+                   part.numel(), " = ", part.numel() * world_size, "; resize one of them");
 }
 
-void check_equal_numel(const at::Tensor& a, const std::string& a_name, const at::Tensor& b, const char* b_name) {
+void check_equal_numel(const at::Tensor& a, const std::string& a_name, const at::Tensor& b,
+                       const char* b_name) {
   check_same_dtype(a, a_name.c_str(), b, b_name);
-  PYCOLL_CHECK_ARG(a.numel() == b.numel(), a_name, " has ", a.numel(), " elements and ", b_name, " has ", b.numel(),
-                   "; all must have equally many");
+  PYCOLL_CHECK_ARG(a.numel() == b.numel(), a_name, " has ", a.numel(), " elements and ", b_name,
+                   " has ", b.numel(), "; all must have equally many");
 }
 
 // The pieces of tensors that are each divided evenly among the ranks: chunk r holds part r of every one.
-void add_chunks(ChunkView* view, TensorSet* set, const Tensors& tensors, Role role, int world_size) {
+void add_chunks(ChunkView* view, TensorSet* set, const Tensors& tensors, Role role,
+                int world_size) {
   std::vector<std::byte*> data;
   for (const at::Tensor& tensor : tensors) data.push_back(bytes(set->add(tensor, role)));
   for (int r = 0; r < world_size; ++r) {
@@ -82,8 +86,9 @@ Request make_request(Collective collective, const at::Tensor& example) {
 
 // Reductions need to know the type; what only moves may travel as bytes.
 void check_reducible(const at::Tensor& tensor, const char* argument) {
-  PYCOLL_CHECK_ARG(elements_of(tensor).dtype != DType::kUInt8 || tensor.scalar_type() == at::kByte, argument, " has dtype ",
-                   tensor.scalar_type(), ", which pycoll moves but does not reduce; convert it first");
+  PYCOLL_CHECK_ARG(elements_of(tensor).dtype != DType::kUInt8 || tensor.scalar_type() == at::kByte,
+                   argument, " has dtype ", tensor.scalar_type(),
+                   ", which pycoll moves but does not reduce; convert it first");
 }
 
 }  // namespace
@@ -95,25 +100,44 @@ at::Tensor& only(Tensors& tensors, const char* argument) {
 
 void set_reduce_op(Request* request, const c10d::ReduceOp& op) {
   switch (op.op_) {
-    case c10d::ReduceOp::SUM: request->op = ReduceOp::kSum; return;
-    case c10d::ReduceOp::AVG: request->op = ReduceOp::kAvg; return;
-    case c10d::ReduceOp::PRODUCT: request->op = ReduceOp::kProduct; return;
-    case c10d::ReduceOp::MIN: request->op = ReduceOp::kMin; return;
-    case c10d::ReduceOp::MAX: request->op = ReduceOp::kMax; return;
-    case c10d::ReduceOp::BAND: request->op = ReduceOp::kBand; return;
-    case c10d::ReduceOp::BOR: request->op = ReduceOp::kBor; return;
-    case c10d::ReduceOp::BXOR: request->op = ReduceOp::kBxor; return;
+    case c10d::ReduceOp::SUM:
+      request->op = ReduceOp::kSum;
+      return;
+    case c10d::ReduceOp::AVG:
+      request->op = ReduceOp::kAvg;
+      return;
+    case c10d::ReduceOp::PRODUCT:
+      request->op = ReduceOp::kProduct;
+      return;
+    case c10d::ReduceOp::MIN:
+      request->op = ReduceOp::kMin;
+      return;
+    case c10d::ReduceOp::MAX:
+      request->op = ReduceOp::kMax;
+      return;
+    case c10d::ReduceOp::BAND:
+      request->op = ReduceOp::kBand;
+      return;
+    case c10d::ReduceOp::BOR:
+      request->op = ReduceOp::kBor;
+      return;
+    case c10d::ReduceOp::BXOR:
+      request->op = ReduceOp::kBxor;
+      return;
     case c10d::ReduceOp::PREMUL_SUM: {
       request->op = ReduceOp::kPremulSum;
       const auto* supplement = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
-      PYCOLL_CHECK_ARG(supplement != nullptr, "op PREMUL_SUM comes without a factor; make it with "
+      PYCOLL_CHECK_ARG(supplement != nullptr,
+                       "op PREMUL_SUM comes without a factor; make it with "
                        "torch.distributed._make_nccl_premul_sum(factor)");
-      request->factor = supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>()
-                                                            : supplement->double_factor;
+      request->factor = supplement->tensor_factor.defined()
+                            ? supplement->tensor_factor.item<double>()
+                            : supplement->double_factor;
       return;
     }
     default:
-      fail(ErrorKind::kInvalidArgument, "op ", static_cast<int>(op.op_), " is none of SUM, AVG, PRODUCT, MIN, MAX, "
+      fail(ErrorKind::kInvalidArgument, "op ", static_cast<int>(op.op_),
+           " is none of SUM, AVG, PRODUCT, MIN, MAX, "
            "BAND, BOR, BXOR, PREMUL_SUM");
   }
 }
@@ -122,7 +146,8 @@ Request all_reduce_request(TensorSet* set, at::Tensor& tensor, const c10d::Reduc
   return all_reduce_coalesced_request(set, {tensor}, op);
 }
 
-Request all_reduce_coalesced_request(TensorSet* set, const Tensors& tensors, const c10d::ReduceOp& op) {
+Request all_reduce_coalesced_request(TensorSet* set, const Tensors& tensors,
+                                     const c10d::ReduceOp& op) {
   check_nonempty(tensors, "tensors");
   for (const at::Tensor& tensor : tensors) {
     check_tensor(tensor, "tensor", Role::kInOut);
@@ -148,7 +173,8 @@ Request broadcast_request(TensorSet* set, at::Tensor& tensor, int root, bool is_
   return request;
 }
 
-Request all_gather_request(TensorSet* set, const Tensors& outputs, const at::Tensor& input, int world_size) {
+Request all_gather_request(TensorSet* set, const Tensors& outputs, const at::Tensor& input,
+                           int world_size) {
   check_tensor(input, "the input tensor", Role::kInput);
   check_count(outputs, "tensor_list", world_size);
   for (size_t r = 0; r < outputs.size(); ++r) {
@@ -164,10 +190,11 @@ Request all_gather_request(TensorSet* set, const Tensors& outputs, const at::Ten
   return request;
 }
 
-Request all_gather_base_request(TensorSet* set, const Tensors& outputs, const Tensors& inputs, int world_size) {
+Request all_gather_base_request(TensorSet* set, const Tensors& outputs, const Tensors& inputs,
+                                int world_size) {
   check_nonempty(inputs, "the list of input tensors");
-  PYCOLL_CHECK_ARG(outputs.size() == inputs.size(), "there are ", outputs.size(), " output tensors and ", inputs.size(),
-                   " input tensors; pass equally many");
+  PYCOLL_CHECK_ARG(outputs.size() == inputs.size(), "there are ", outputs.size(),
+                   " output tensors and ", inputs.size(), " input tensors; pass equally many");
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_tensor(inputs[i], "the input tensor", Role::kInput);
     check_tensor(outputs[i], "the output tensor", Role::kOutput);
@@ -182,8 +209,8 @@ Request all_gather_base_request(TensorSet* set, const Tensors& outputs, const Te
   return request;
 }
 
-Request reduce_scatter_request(TensorSet* set, at::Tensor& output, const Tensors& inputs, const c10d::ReduceOp& op,
-                               int world_size) {
+Request reduce_scatter_request(TensorSet* set, at::Tensor& output, const Tensors& inputs,
+                               const c10d::ReduceOp& op, int world_size) {
   check_tensor(output, "the output tensor", Role::kOutput);
   check_reducible(output, "the output tensor");
   check_count(inputs, "input_list", world_size);
@@ -204,8 +231,8 @@ Request reduce_scatter_request(TensorSet* set, at::Tensor& output, const Tensors
 Request reduce_scatter_base_request(TensorSet* set, const Tensors& outputs, const Tensors& inputs,
                                     const c10d::ReduceOp& op, int world_size) {
   check_nonempty(outputs, "the list of output tensors");
-  PYCOLL_CHECK_ARG(outputs.size() == inputs.size(), "there are ", outputs.size(), " output tensors and ", inputs.size(),
-                   " input tensors; pass equally many");
+  PYCOLL_CHECK_ARG(outputs.size() == inputs.size(), "there are ", outputs.size(),
+                   " output tensors and ", inputs.size(), " input tensors; pass equally many");
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_tensor(inputs[i], "the input tensor", Role::kInput);
     check_tensor(outputs[i], "the output tensor", Role::kOutput);
@@ -225,7 +252,8 @@ Request reduce_scatter_base_request(TensorSet* set, const Tensors& outputs, cons
 std::vector<Range> runs_of_equal_dtype(const Tensors& tensors) {
   std::vector<Range> runs;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (runs.empty() || tensors[i].scalar_type() != tensors[i - 1].scalar_type()) runs.push_back(Range{i, 0});
+    if (runs.empty() || tensors[i].scalar_type() != tensors[i - 1].scalar_type())
+      runs.push_back(Range{i, 0});
     ++runs.back().numel;
   }
   return runs;

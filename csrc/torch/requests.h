@@ -2,9 +2,9 @@
 // kInvalidArgument before anything moves; the memory in the requests belongs to the TensorSet.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Types.hpp>
-
 #include <vector>
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "collectives/request.h"
 #include "topology/partition.h"
@@ -22,15 +22,18 @@ void set_reduce_op(Request* request, const c10d::ReduceOp& op);
 
 Request all_reduce_request(TensorSet* set, at::Tensor& tensor, const c10d::ReduceOp& op);
 // Several tensors of one dtype as one operation.
-Request all_reduce_coalesced_request(TensorSet* set, const Tensors& tensors, const c10d::ReduceOp& op);
+Request all_reduce_coalesced_request(TensorSet* set, const Tensors& tensors,
+                                     const c10d::ReduceOp& op);
 Request broadcast_request(TensorSet* set, at::Tensor& tensor, int root, bool is_root);
 // outputs: one tensor a rank, each of the input's size.
-Request all_gather_request(TensorSet* set, const Tensors& outputs, const at::Tensor& input, int world_size);
+Request all_gather_request(TensorSet* set, const Tensors& outputs, const at::Tensor& input,
+                           int world_size);
 // outputs[i] holds world_size times inputs[i]; one operation.
-Request all_gather_base_request(TensorSet* set, const Tensors& outputs, const Tensors& inputs, int world_size);
+Request all_gather_base_request(TensorSet* set, const Tensors& outputs, const Tensors& inputs,
+                                int world_size);
 // inputs: one tensor a rank, each of the output's size.
-Request reduce_scatter_request(TensorSet* set, at::Tensor& output, const Tensors& inputs, const c10d::ReduceOp& op,
-                               int world_size);
+Request reduce_scatter_request(TensorSet* set, at::Tensor& output, const Tensors& inputs,
+                               const c10d::ReduceOp& op, int world_size);
 Request reduce_scatter_base_request(TensorSet* set, const Tensors& outputs, const Tensors& inputs,
                                     const c10d::ReduceOp& op, int world_size);
 

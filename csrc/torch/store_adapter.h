@@ -13,12 +13,8 @@ class StoreAdapter final : public KeyValueStore {
 
   void set(const std::string& key, const Blob& value) override { store_->set(key, value); }
 
-  bool try_get(const std::string& key, std::chrono::milliseconds patience, Blob* value) override {
-    try {
-      store_->wait({key}, patience);
-    } catch (const c10::DistStoreError&) {  // the patience is over
-      return false;
-    }
+  bool try_get(const std::string& key, Blob* value) override {
+    if (!store_->check({key})) return false;
     *value = store_->get(key);
     return true;
   }

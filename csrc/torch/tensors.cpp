@@ -11,27 +11,48 @@ namespace pycoll::torch_adapter {
 Elements elements_of(const at::Tensor& tensor) {
   const size_t numel = static_cast<size_t>(tensor.numel());
   switch (tensor.scalar_type()) {
-    case at::kDouble: return {DType::kFloat64, numel};
-    case at::kFloat: return {DType::kFloat32, numel};
-    case at::kHalf: return {DType::kFloat16, numel};
-    case at::kBFloat16: return {DType::kBFloat16, numel};
-    case at::kFloat8_e4m3fn: return {DType::kFloat8E4M3FN, numel};
-    case at::kFloat8_e5m2: return {DType::kFloat8E5M2, numel};
-    case at::kFloat8_e4m3fnuz: return {DType::kFloat8E4M3FNUZ, numel};
-    case at::kFloat8_e5m2fnuz: return {DType::kFloat8E5M2FNUZ, numel};
-    case at::kChar: return {DType::kInt8, numel};
-    case at::kShort: return {DType::kInt16, numel};
-    case at::kInt: return {DType::kInt32, numel};
-    case at::kLong: return {DType::kInt64, numel};
-    case at::kByte: return {DType::kUInt8, numel};
-    case at::kUInt16: return {DType::kUInt16, numel};
-    case at::kUInt32: return {DType::kUInt32, numel};
-    case at::kUInt64: return {DType::kUInt64, numel};
-    case at::kBool: return {DType::kBool, numel};
-    case at::kComplexHalf: return {DType::kComplex32, numel};
-    case at::kComplexFloat: return {DType::kComplex64, numel};
-    case at::kComplexDouble: return {DType::kComplex128, numel};
-    default: return {DType::kUInt8, static_cast<size_t>(tensor.nbytes())};
+    case at::kDouble:
+      return {DType::kFloat64, numel};
+    case at::kFloat:
+      return {DType::kFloat32, numel};
+    case at::kHalf:
+      return {DType::kFloat16, numel};
+    case at::kBFloat16:
+      return {DType::kBFloat16, numel};
+    case at::kFloat8_e4m3fn:
+      return {DType::kFloat8E4M3FN, numel};
+    case at::kFloat8_e5m2:
+      return {DType::kFloat8E5M2, numel};
+    case at::kFloat8_e4m3fnuz:
+      return {DType::kFloat8E4M3FNUZ, numel};
+    case at::kFloat8_e5m2fnuz:
+      return {DType::kFloat8E5M2FNUZ, numel};
+    case at::kChar:
+      return {DType::kInt8, numel};
+    case at::kShort:
+      return {DType::kInt16, numel};
+    case at::kInt:
+      return {DType::kInt32, numel};
+    case at::kLong:
+      return {DType::kInt64, numel};
+    case at::kByte:
+      return {DType::kUInt8, numel};
+    case at::kUInt16:
+      return {DType::kUInt16, numel};
+    case at::kUInt32:
+      return {DType::kUInt32, numel};
+    case at::kUInt64:
+      return {DType::kUInt64, numel};
+    case at::kBool:
+      return {DType::kBool, numel};
+    case at::kComplexHalf:
+      return {DType::kComplex32, numel};
+    case at::kComplexFloat:
+      return {DType::kComplex64, numel};
+    case at::kComplexDouble:
+      return {DType::kComplex128, numel};
+    default:
+      return {DType::kUInt8, static_cast<size_t>(tensor.nbytes())};
   }
 }
 
@@ -40,31 +61,36 @@ void check_tensor(const at::Tensor& tensor, const char* argument, Role role) {
   PYCOLL_CHECK_ARG(tensor.layout() == at::kStrided, argument, " has layout ", tensor.layout(),
                    "; convert it with to_dense()");
   PYCOLL_CHECK_ARG(tensor.device().is_cpu(), argument, " is on ", tensor.device().str(),
-                   ", and this build of pycoll moves CPU tensors only; move it with .cpu(), or use another backend for "
+                   ", and this build of pycoll moves CPU tensors only; move it with .cpu(), or use "
+                   "another backend for "
                    "that device, as in init_process_group(\"cpu:pycoll,cuda:nccl\")");
   PYCOLL_CHECK_ARG(!tensor.is_quantized(), argument, " is quantised (", tensor.scalar_type(),
                    "); send its int_repr(), scale and zero point instead");
-  PYCOLL_CHECK_ARG(role == Role::kInput || at::has_internal_overlap(tensor) != at::MemOverlap::Yes, argument,
-                   " overlaps itself (strides ", tensor.strides(),
+  PYCOLL_CHECK_ARG(role == Role::kInput || at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
+                   argument, " overlaps itself (strides ", tensor.strides(),
                    "), so that one result would overwrite another; clone() it first");
 }
 
-void check_same_dtype(const at::Tensor& a, const char* a_name, const at::Tensor& b, const char* b_name) {
-  PYCOLL_CHECK_ARG(a.scalar_type() == b.scalar_type(), a_name, " is ", a.scalar_type(), " but ", b_name, " is ",
-                   b.scalar_type(), "; give both the same dtype");
+void check_same_dtype(const at::Tensor& a, const char* a_name, const at::Tensor& b,
+                      const char* b_name) {
+  PYCOLL_CHECK_ARG(a.scalar_type() == b.scalar_type(), a_name, " is ", a.scalar_type(), " but ",
+                   b_name, " is ", b.scalar_type(), "; give both the same dtype");
 }
 
 std::string describe(const at::Tensor& tensor) {
-  return concat("shape ", tensor.sizes(), " of ", tensor.scalar_type(), " (", tensor.numel(), " elements)");
+  return concat("shape ", tensor.sizes(), " of ", tensor.scalar_type(), " (", tensor.numel(),
+                " elements)");
 }
 
 void* TensorSet::add(const at::Tensor& tensor, Role role) {
   held_.push_back(tensor);
   if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
     // const_data_ptr() does not copy a lazily cloned storage; outputs need their own.
-    return role == Role::kInput ? const_cast<void*>(tensor.const_data_ptr()) : tensor.mutable_data_ptr();
+    return role == Role::kInput ? const_cast<void*>(tensor.const_data_ptr())
+                                : tensor.mutable_data_ptr();
   }
-  at::Tensor contiguous = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+  at::Tensor contiguous =
+      at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
   stand_ins_.push_back(StandIn{tensor, contiguous, role});
   return contiguous.mutable_data_ptr();
 }

@@ -1,10 +1,10 @@
 // Tensors as plain memory: which ones can be, and what has to be copied first.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <string>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "base/dtype.h"
 #include "collectives/request.h"
@@ -24,7 +24,8 @@ Elements elements_of(const at::Tensor& tensor);
 // does not overlap itself.
 void check_tensor(const at::Tensor& tensor, const char* argument, Role role);
 // Raises kInvalidArgument unless both have the same dtype.
-void check_same_dtype(const at::Tensor& a, const char* a_name, const at::Tensor& b, const char* b_name);
+void check_same_dtype(const at::Tensor& a, const char* a_name, const at::Tensor& b,
+                      const char* b_name);
 
 // "shape [2, 3] of float32 (6 elements)"
 std::string describe(const at::Tensor& tensor);

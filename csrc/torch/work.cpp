@@ -6,8 +6,9 @@
 
 namespace pycoll::torch_adapter {
 
-PycollWork::PycollWork(std::shared_ptr<Communicator> communicator, std::shared_ptr<InFlight> in_flight,
-                       c10d::OpType type, const char* title, std::vector<at::Tensor> outputs)
+PycollWork::PycollWork(std::shared_ptr<Communicator> communicator,
+                       std::shared_ptr<InFlight> in_flight, c10d::OpType type, const char* title,
+                       std::vector<at::Tensor> outputs)
     : Work(communicator->rank(), type, title),
       communicator_(std::move(communicator)),
       in_flight_(std::move(in_flight)),
@@ -19,11 +20,13 @@ void PycollWork::started() {
 }
 
 bool PycollWork::finished() const {
-  return std::all_of(operations_.begin(), operations_.end(), [](const auto& o) { return o->finished(); });
+  return std::all_of(operations_.begin(), operations_.end(),
+                     [](const auto& o) { return o->finished(); });
 }
 
 bool PycollWork::isCompleted() {
-  return std::all_of(operations_.begin(), operations_.end(), [this](const auto& o) { return communicator_->poll(o); });
+  return std::all_of(operations_.begin(), operations_.end(),
+                     [this](const auto& o) { return communicator_->poll(o); });
 }
 
 bool PycollWork::isSuccess() const { return finished() && exception() == nullptr; }
@@ -35,16 +38,18 @@ std::exception_ptr PycollWork::exception() const {
   return nullptr;
 }
 
-int PycollWork::sourceRank() const { return operations_.empty() ? -1 : operations_.back()->event.peer; }
+int PycollWork::sourceRank() const {
+  return operations_.empty() ? -1 : operations_.back()->event.peer;
+}
 
 bool PycollWork::wait(std::chrono::milliseconds timeout) {
   const Deadline patience = timeout.count() <= 0 ? Deadline::never() : Deadline::after(timeout);
   for (const auto& operation : operations_) {
     if (translated([&] { return communicator_->wait(operation, patience); })) continue;
     translated([&] {
-      fail(ErrorKind::kTimeout, "rank ", communicator_->rank(), ": Timed out waiting ", timeout.count(), " ms for ",
-           operation->event.operation, ", operation ", operation->event.sequence,
-           "; it goes on, and may be waited for again");
+      fail(ErrorKind::kTimeout, "rank ", communicator_->rank(), ": Timed out waiting ",
+           timeout.count(), " ms for ", operation->event.operation, ", operation ",
+           operation->event.sequence, "; it goes on, and may be waited for again");
     });
   }
   in_flight_->remove(this);
@@ -92,7 +97,8 @@ uint64_t PycollWork::getSequencenumber() const {
 void InFlight::add(c10::intrusive_ptr<PycollWork> work) {
   std::vector<c10::intrusive_ptr<PycollWork>> ended;  // dropped outside the lock
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto end = std::stable_partition(works_.begin(), works_.end(), [](const auto& w) { return !w->finished(); });
+  const auto end = std::stable_partition(works_.begin(), works_.end(),
+                                         [](const auto& w) { return !w->finished(); });
   ended.assign(std::make_move_iterator(end), std::make_move_iterator(works_.end()));
   works_.erase(end, works_.end());
   works_.push_back(std::move(work));
@@ -101,7 +107,8 @@ void InFlight::add(c10::intrusive_ptr<PycollWork> work) {
 void InFlight::remove(const PycollWork* work) {
   c10::intrusive_ptr<PycollWork> found;
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto it = std::find_if(works_.begin(), works_.end(), [work](const auto& w) { return w.get() == work; });
+  const auto it =
+      std::find_if(works_.begin(), works_.end(), [work](const auto& w) { return w.get() == work; });
   if (it == works_.end()) return;
   found = std::move(*it);
   works_.erase(it);

@@ -1,10 +1,10 @@
 // What a collective call returns: torch's Work over one or several operations of the core.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Work.hpp>
-
 #include <memory>
 #include <vector>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "engine/communicator.h"
 #include "torch/tensors.h"
@@ -16,8 +16,8 @@ class InFlight;
 class PycollWork final : public c10d::Work {
  public:
   // `title` names the profiler's range, null without a profiler.
-  PycollWork(std::shared_ptr<Communicator> communicator, std::shared_ptr<InFlight> in_flight, c10d::OpType type,
-             const char* title, std::vector<at::Tensor> outputs);
+  PycollWork(std::shared_ptr<Communicator> communicator, std::shared_ptr<InFlight> in_flight,
+             c10d::OpType type, const char* title, std::vector<at::Tensor> outputs);
 
   // Before the operations are started: their hooks refer to it.
   TensorSet& tensors() { return tensors_; }

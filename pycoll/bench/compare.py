@@ -8,9 +8,9 @@ rounds' own ratios.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 
@@ -20,14 +20,27 @@ from pycoll.bench.ranks import RankGroup, Refusal
 from pycoll.bench.results import Comparison, Row, Sample, machine_facts
 
 Progress = Callable[[int, int, str], None]
+Turn = tuple[dict[str, RankGroup], Case, str]
 
 
 @dataclass(frozen=True)
 class World:
-    """Cases to run with one number of ranks."""
+    """Cases to run with one number of ranks, each with an S of its own."""
 
     world_size: int
     cases: tuple[Case, ...]
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise ValueError(f"the number of ranks must be at least 1, got {self.world_size}")
+        seen: dict[Case, Case] = {}
+        for case in self.cases:
+            same = seen.setdefault(replace(case, nbytes=total_nbytes(case, self.world_size)), case)
+            if same is not case:
+                raise ValueError(
+                    f"{case.op}: {same.nbytes} B and {case.nbytes} B are the same case on "
+                    f"{self.world_size} ranks"
+                )
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,9 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.backends or len(set(self.backends)) != len(self.backends):
             raise ValueError(f"backends must be distinct names, got {self.backends}")
+        numbers = [world.world_size for world in self.worlds]
+        if len(set(numbers)) != len(numbers):
+            raise ValueError(f"each number of ranks may be given once, got {numbers}")
         if self.rounds < 1:
             raise ValueError(f"rounds must be at least 1, got {self.rounds}")
         for backend in self.backends:
@@ -93,14 +109,13 @@ def compare(plan: Plan, on_progress: Progress = lambda done, total, what: None) 
     rows: list[Row] = []
     for world in plan.worlds:
         outcomes: dict[tuple[Case, str], list[Sample | Refusal]] = {}
-        for groups, case, backend in _turns(plan, world):
-            on_progress(
-                done, total, f"{backend}: {case.op} of {case.nbytes} B on {world.world_size} ranks"
-            )
-            outcomes.setdefault((case, backend), []).append(
-                groups[backend].measure(case, plan.effort)
-            )
-            done += 1
+        with closing(_turns(plan, world)) as turns:
+            for groups, case, backend in turns:
+                what = f"{backend}: {case.op} of {case.nbytes} B on {world.world_size} ranks"
+                on_progress(done, total, what)
+                outcome = groups[backend].measure(case, plan.effort)
+                outcomes.setdefault((case, backend), []).append(outcome)
+                done += 1
         rows += [
             _row(case, world, backend, outcomes[case, backend])
             for case in world.cases
@@ -110,7 +125,7 @@ def compare(plan: Plan, on_progress: Progress = lambda done, total, what: None) 
     return Comparison(plan.backends, tuple(rows), {**machine_facts(), "rounds": plan.rounds})
 
 
-def _turns(plan: Plan, world: World) -> Iterator[tuple[dict[str, RankGroup], Case, str]]:
+def _turns(plan: Plan, world: World) -> Generator[Turn, None, None]:
     """The measurements of one world in their order, each with the groups that are alive then."""
     rounds = list(range(plan.rounds))
     for lifetime in [[number] for number in rounds] if plan.fresh_ranks else [rounds]:

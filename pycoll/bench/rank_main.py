@@ -32,7 +32,7 @@ def main() -> None:
     try:
         while True:
             pipe.send(_answer(pipe.recv(), int(rank), int(world_size)))
-    except (EOFError, BrokenPipeError):  # the parent has closed its end: no more work
+    except (EOFError, OSError):  # the parent has closed its end: no more work
         dist.destroy_process_group()
 
 

@@ -97,7 +97,7 @@ def run_training(backend: str | None, options: argparse.Namespace) -> dict[str, 
     path.unlink(missing_ok=True)
     launcher = ["--standalone", "--nproc-per-node", str(options.ranks), "-m"]
     command = [sys.executable, "-m"]
-    command += ["torch.distributed.run", *launcher] if backend else []
+    command += ["pycoll.examples.launch", *launcher] if backend else []
     command += ["pycoll.examples.train_gpt", "--json", str(path)]
     command += ["--backend", backend] if backend else ["--world-size", "1"]
     command += ["--steps", str(options.steps), "--model", options.model]

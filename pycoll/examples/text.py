@@ -85,11 +85,12 @@ class Corpus:
         seed: int,
         batch_size: int,
         context: int,
+        *,
         rank: int = 0,
         world_size: int = 1,
     ) -> Batch:
-        """The rank's part of the joined batch of one step: rows rank * b … (rank + 1) * b, b =
-        batch_size / world_size.
+        """The rank's part of one step's joined batch: b rows from rank * b on, b = batch_size /
+        world_size.
 
         Raises:
             ValueError: if batch_size is not a multiple of world_size.
@@ -103,7 +104,7 @@ class Corpus:
         return _windows(self.train, starts.chunk(world_size)[rank], context)
 
     def validation_batch(
-        self, windows: int, context: int, rank: int = 0, world_size: int = 1
+        self, windows: int, context: int, *, rank: int = 0, world_size: int = 1
     ) -> Batch:
         """The rank's share (every world_size-th) of up to `windows` evenly spaced held-out windows;
         may be empty.

@@ -1,7 +1,8 @@
-"""Trains a small character-level GPT on the standard library's sources, on n ranks or in one process.
+"""Trains a small character-level GPT on the standard library's sources, on n ranks or in one
+process.
 
-    torchrun --nproc-per-node 2 -m pycoll.examples.train_gpt --backend pycoll --steps 300
-    python -m pycoll.examples.train_gpt --world-size 1 --steps 300
+    torchrun --nproc-per-node 2 -m pycoll.examples.train_gpt --backend pycoll --steps 300 python -m
+    pycoll.examples.train_gpt --world-size 1 --steps 300
 
 n ranks (torch's DistributedDataParallel) and one process (no process group, the joined batch) see
 the same data from the same weights and should therefore follow the same losses. They differ by
@@ -12,10 +13,11 @@ the gradient's norm, losses came 1e-2 apart within 200 steps. With them the larg
 400 steps was 4.4e-6 (four seeds), while ranks that never average their gradients are off by 7e-3
 and more after three steps. LOSS_TOLERANCE lies well between the two.
 
-Share of communication: after the training has been evaluated, further steps are run in pairs, one as
-usual and one under DDP's `no_sync`, in changing order; the share is (median with − median without) /
-median with, of the slowest rank. It is the time by which synchronising gradients lengthens a step:
-communication hidden behind the backward pass does not count unless it slows that down.
+Share of communication: after the training has been evaluated, further steps are run in pairs, one
+as usual and one under DDP's `no_sync`, in changing order; the share is (median with − median
+without) / median with, of the slowest rank. It is the time by which synchronising gradients
+lengthens a step: communication hidden behind the backward pass does not count unless it slows that
+down.
 
 Exit code: 0, 1 if training failed, 2 for bad arguments, 130 after Ctrl-C.
 """
@@ -103,8 +105,8 @@ class Trainer:
             self.job.seed,
             self.job.batch_size,
             self.job.context,
-            self.job.rank,
-            self.job.world_size,
+            rank=self.job.rank,
+            world_size=self.job.world_size,
         )
         self.optimizer.param_groups[0]["lr"] = self._learning_rate(number)
         silent = contextlib.nullcontext() if synchronise or self.ddp is None else self.ddp.no_sync()
@@ -127,7 +129,7 @@ class Trainer:
         """Of held-out characters, over all ranks: exp of the mean loss."""
         job = self.job
         batch = self.corpus.validation_batch(
-            VALIDATION_WINDOWS, job.context, job.rank, job.world_size
+            VALIDATION_WINDOWS, job.context, rank=job.rank, world_size=job.world_size
         )
         total = torch.zeros(2, dtype=torch.float64)
         if len(batch.inputs):

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, TCPStore
 
+from pycoll.backend import register
 from pycoll.testing.pickling import dumps
 
 # A rank that is stuck writes its stacks this long before the deadline, so that the error has them.
@@ -127,6 +128,7 @@ def init_group() -> None:
     """The first task of every rank."""
     assert _this_rank is not None
     setup = _this_rank
+    register()  # in a source tree that is not installed, `import torch` has not done it
     store: Any
     if setup.tcp_port is None:
         store = FileStore(str(setup.directory / "store"), setup.world_size)

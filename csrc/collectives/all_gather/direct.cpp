@@ -8,18 +8,22 @@ namespace {
 // The user's input is this rank's chunk of the output; in place it already lies there.
 void copy_own(const Request& request, size_t rank) {
   const size_t itemsize = request.itemsize();
-  request.input.for_each_run(0, 0, request.numel, itemsize, [&](std::byte* data, size_t offset, size_t numel) {
-    request.output.for_each_run(rank, offset, numel, itemsize, [&](std::byte* out, size_t inner, size_t n) {
-      if (out != data + inner * itemsize) std::memmove(out, data + inner * itemsize, n * itemsize);
-    });
-  });
+  request.input.for_each_run(
+      0, 0, request.numel, itemsize, [&](std::byte* data, size_t offset, size_t numel) {
+        request.output.for_each_run(rank, offset, numel, itemsize,
+                                    [&](std::byte* out, size_t inner, size_t n) {
+                                      if (out != data + inner * itemsize)
+                                        std::memmove(out, data + inner * itemsize, n * itemsize);
+                                    });
+      });
 }
 
 void publish(const Context& context) {
   const Request& request = context.request;
   const size_t nbytes = request.nbytes();
   if (!context.fits_payload(nbytes)) return;
-  request.input.copy_from_chunk(context.my_payload(nbytes), 0, 0, request.numel, request.itemsize());
+  request.input.copy_from_chunk(context.my_payload(nbytes), 0, 0, request.numel,
+                                request.itemsize());
   context.count_written(nbytes);
 }
 

@@ -11,7 +11,8 @@ Task run(Context context) {
   const Request& request = context.request;
   const int n = context.world_size();
   const size_t itemsize = request.itemsize();
-  const size_t segment_numel = context.group.lane_to(ring::next(context.rank(), n)).slot_bytes() / itemsize;
+  const size_t segment_numel =
+      context.group.lane_to(ring::next(context.rank(), n)).slot_bytes() / itemsize;
   const auto chunk_at = [&](int step) {
     return static_cast<size_t>(ring::all_gather_chunk(context.rank(), step, n));
   };

@@ -15,7 +15,8 @@ void publish(const Context& context) {
   const Request& request = context.request;
   const size_t nbytes = request.nbytes();
   if (!context.fits_payload(nbytes)) return;
-  request.input.copy_from_chunk(context.my_payload(nbytes), 0, 0, request.numel, request.itemsize());
+  request.input.copy_from_chunk(context.my_payload(nbytes), 0, 0, request.numel,
+                                request.itemsize());
   context.count_written(nbytes);
 }
 

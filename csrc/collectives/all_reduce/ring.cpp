@@ -33,7 +33,8 @@ void add_own(const Context& context, const RingItem& item, size_t begin, bool la
                         args.dst = last ? output : item.to_send + offset * wide;
                         args.numel = numel;
                         cpu::reduce(args);
-                        if (last) std::memcpy(item.to_send + offset * itemsize, output, numel * itemsize);
+                        if (last)
+                          std::memcpy(item.to_send + offset * itemsize, output, numel * itemsize);
                       });
 }
 
@@ -42,15 +43,20 @@ Task run(Context context) {
   const int n = context.world_size();
   const size_t itemsize = request.itemsize();
   const size_t wide = pycoll::itemsize(accumulate_dtype(request.dtype, request.op));
-  const size_t segment_numel = context.group.lane_to(ring::next(context.rank(), n)).slot_bytes() / wide;
+  const size_t segment_numel =
+      context.group.lane_to(ring::next(context.rank(), n)).slot_bytes() / wide;
   const auto chunk_at = [&](int step) {
     return static_cast<size_t>(ring::all_reduce_chunk(context.rank(), step, n));
   };
-  const auto chunk_numel = [&](size_t chunk) { return part(request.numel, static_cast<size_t>(n), chunk).numel; };
+  const auto chunk_numel = [&](size_t chunk) {
+    return part(request.numel, static_cast<size_t>(n), chunk).numel;
+  };
   const auto handle = [&](const RingItem& item) -> size_t {
-    const size_t begin = part(request.numel, static_cast<size_t>(n), item.chunk).begin + item.range.begin;
+    const size_t begin =
+        part(request.numel, static_cast<size_t>(n), item.chunk).begin + item.range.begin;
     const size_t numel = item.range.numel;
-    context.count_read(item.received == nullptr ? 0 : numel * (item.step <= n - 1 ? wide : itemsize));
+    context.count_read(item.received == nullptr ? 0
+                                                : numel * (item.step <= n - 1 ? wide : itemsize));
     if (item.step < n - 1) {
       add_own(context, item, begin, false);
       return numel * wide;
@@ -64,7 +70,8 @@ Task run(Context context) {
     std::memcpy(item.to_send, item.received, numel * itemsize);
     return numel * itemsize;
   };
-  co_await ring_pipeline(context, 2 * n - 1, segment_numel, chunk_numel(0), chunk_at, chunk_numel, handle);
+  co_await ring_pipeline(context, 2 * n - 1, segment_numel, chunk_numel(0), chunk_at, chunk_numel,
+                         handle);
 }
 
 }  // namespace

@@ -10,7 +10,8 @@
 namespace pycoll {
 namespace {
 
-constexpr size_t kSlots = 3;  // docs/memory_model.md, "Rounds and staging", argues that three suffice
+constexpr size_t kSlots =
+    3;  // docs/memory_model.md, "Rounds and staging", argues that three suffice
 
 class TwoShot {
  public:
@@ -40,7 +41,8 @@ class TwoShot {
       const Range range = part_of(block, r);
       if (r == me_ || range.numel == 0) continue;
       const size_t in_block = (range.begin - block * block_numel_) * itemsize_;
-      request_.input.copy_from_chunk(mine_ + in_offset(block) + in_block, 0, range.begin, range.numel, itemsize_);
+      request_.input.copy_from_chunk(mine_ + in_offset(block) + in_block, 0, range.begin,
+                                     range.numel, itemsize_);
       context_.count_written(range.numel * itemsize_);
     }
   }
@@ -61,7 +63,8 @@ class TwoShot {
   void copy_result(size_t block, size_t peer) {
     const Range range = part_of(block, peer);
     if (range.numel == 0) return;
-    request_.output.copy_to_chunk(peer_staging(peer) + out_offset(block), 0, range.begin, range.numel, itemsize_);
+    request_.output.copy_to_chunk(peer_staging(peer) + out_offset(block), 0, range.begin,
+                                  range.numel, itemsize_);
     context_.count_read(range.numel * itemsize_);
   }
 

@@ -11,7 +11,8 @@ void publish(const Context& context) {
   const Request& request = context.request;
   const size_t nbytes = request.nbytes();
   if (context.rank() != request.root || !context.fits_payload(nbytes)) return;
-  request.input.copy_from_chunk(context.my_payload(nbytes), 0, 0, request.numel, request.itemsize());
+  request.input.copy_from_chunk(context.my_payload(nbytes), 0, 0, request.numel,
+                                request.itemsize());
   context.count_written(nbytes);
 }
 
@@ -22,7 +23,8 @@ Task run(Context context) {
   const bool is_root = context.rank() == request.root;
   if (context.fits_payload(request.nbytes())) {
     if (is_root) co_return;
-    request.output.copy_to_chunk(context.payload(request.root, request.nbytes()), 0, 0, request.numel, itemsize);
+    request.output.copy_to_chunk(context.payload(request.root, request.nbytes()), 0, 0,
+                                 request.numel, itemsize);
     context.count_read(request.nbytes());
     co_return;
   }
@@ -38,7 +40,8 @@ Task run(Context context) {
     if (is_root) {
       // The slot last held block - kSlots.
       for (int r = 0; block >= kSlots && r < context.world_size(); ++r) {
-        if (r != context.rank()) co_await context.reached(group.round(r, first_round + block - kSlots));
+        if (r != context.rank())
+          co_await context.reached(group.round(r, first_round + block - kSlots));
       }
       request.input.copy_from_chunk(staging + in_staging, 0, begin, numel, itemsize);
       context.count_written(numel * itemsize);

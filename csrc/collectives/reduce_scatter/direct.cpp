@@ -14,19 +14,21 @@ size_t input_bytes(const Context& context) {
 }
 
 // Copies elements [begin, begin + numel) of each chunk but this rank's own to `slot`, chunk c at c * stride.
-void show_chunks(const Context& context, size_t begin, size_t numel, std::byte* slot, size_t stride) {
+void show_chunks(const Context& context, size_t begin, size_t numel, std::byte* slot,
+                 size_t stride) {
   const Request& request = context.request;
   for (int r = 0; r < context.world_size(); ++r) {
     if (r == context.rank()) continue;
-    request.input.copy_from_chunk(slot + static_cast<size_t>(r) * stride, static_cast<size_t>(r), begin, numel,
-                                  request.itemsize());
+    request.input.copy_from_chunk(slot + static_cast<size_t>(r) * stride, static_cast<size_t>(r),
+                                  begin, numel, request.itemsize());
     context.count_written(numel * request.itemsize());
   }
 }
 
 // Reduces the same elements of this rank's chunk; slot_of(r) is what rank r showed.
 template <class SlotOf>
-void reduce_chunk(const Context& context, size_t begin, size_t numel, size_t stride, const SlotOf& slot_of) {
+void reduce_chunk(const Context& context, size_t begin, size_t numel, size_t stride,
+                  const SlotOf& slot_of) {
   const size_t me = static_cast<size_t>(context.rank());
   std::vector<const std::byte*> sources(static_cast<size_t>(context.world_size()));
   for (int r = 0; r < context.world_size(); ++r) {
@@ -39,7 +41,8 @@ void reduce_chunk(const Context& context, size_t begin, size_t numel, size_t str
 void publish(const Context& context) {
   if (!context.fits_payload(input_bytes(context))) return;
   const Request& request = context.request;
-  show_chunks(context, 0, request.numel, context.my_payload(input_bytes(context)), request.nbytes());
+  show_chunks(context, 0, request.numel, context.my_payload(input_bytes(context)),
+              request.nbytes());
 }
 
 Task run(Context context) {

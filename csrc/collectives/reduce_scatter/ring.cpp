@@ -14,7 +14,8 @@ Task run(Context context) {
   const int n = context.world_size();
   const size_t itemsize = request.itemsize();
   const size_t wide = pycoll::itemsize(accumulate_dtype(request.dtype, request.op));
-  const size_t segment_numel = context.group.lane_to(ring::next(context.rank(), n)).slot_bytes() / wide;
+  const size_t segment_numel =
+      context.group.lane_to(ring::next(context.rank(), n)).slot_bytes() / wide;
   const auto chunk_at = [&](int step) {
     return static_cast<size_t>(ring::all_reduce_chunk(context.rank(), step, n));
   };

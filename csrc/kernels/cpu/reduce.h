@@ -23,7 +23,7 @@ struct ReduceArgs {
   size_t numel = 0;
   DType dtype = DType::kFloat32;  // storage type
   ReduceOp op = ReduceOp::kSum;
-  int divisor = 0;      // AVG: divides the result; 0 leaves it a sum
+  int divisor = 0;  // AVG: divides the result; 0 leaves it a sum
 };
 
 // dst = ((operand 0 op operand 1) op operand 2) ... : always in this order, each combination in the accumulate type, rounded

@@ -19,7 +19,8 @@ size_t available_tile_kernels(const TileKernels* tables[3]) {
   tables[count++] = &scalar::table();
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2")) {
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
+      __builtin_cpu_supports("bmi2")) {
     tables[count++] = &avx2::table();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
@@ -31,7 +32,7 @@ size_t available_tile_kernels(const TileKernels* tables[3]) {
 }
 
 const TileKernels& tile_kernels() {
-  static const TileKernels& best = [] () -> const TileKernels& {
+  static const TileKernels& best = []() -> const TileKernels& {
     const TileKernels* tables[3];
     return *tables[available_tile_kernels(tables) - 1];
   }();

@@ -86,7 +86,8 @@ void widen_f16(void* dst, const void* src, std_size numel) {
   std_size i = 0;
 #ifdef PYCOLL_ISA_HAS_F16C
   for (; i + 8 <= numel; i += 8) {
-    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
+    _mm256_storeu_ps(out + i,
+                     _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
   }
 #endif
   for (; i < numel; ++i) out[i] = f16_to_float(in[i]);
@@ -107,7 +108,9 @@ void narrow_f16(void* dst, const void* src, std_size numel) {
 
 // complex32 is two float16.
 void widen_complex32(void* dst, const void* src, std_size numel) { widen_f16(dst, src, 2 * numel); }
-void narrow_complex32(void* dst, const void* src, std_size numel) { narrow_f16(dst, src, 2 * numel); }
+void narrow_complex32(void* dst, const void* src, std_size numel) {
+  narrow_f16(dst, src, 2 * numel);
+}
 
 // ---- 8-bit floats. kFinite: no infinities, one NaN pattern (FN); kUnsignedZero: 0x80 is the NaN, and zero has no sign (FNUZ).
 
@@ -128,10 +131,9 @@ struct Float8 {
     }
     // 2^-100 * 2^(100 + 1 - bias - mantissa): both factors are normal floats for every format.
     const float unit = float_of(static_cast<u32>(127 + 1 - kBias - kMantissa) << 23);
-    const float value = exponent == 0
-                            ? static_cast<float>(fraction) * unit
-                            : float_of((static_cast<u32>(exponent - kBias + 127) << 23) |
-                                       (static_cast<u32>(fraction) << (23 - kMantissa)));
+    const float value = exponent == 0 ? static_cast<float>(fraction) * unit
+                                      : float_of((static_cast<u32>(exponent - kBias + 127) << 23) |
+                                                 (static_cast<u32>(fraction) << (23 - kMantissa)));
     return float_of(bits_of(value) | sign);
   }
 
@@ -199,13 +201,19 @@ void normalise_bool(void* dst, const void* src, std_size numel) {
 
 struct Sum {
   template <class T>
-  static T apply(T a, T b) { return a + b; }
+  static T apply(T a, T b) {
+    return a + b;
+  }
   template <class T>
-  static Complex<T> apply(Complex<T> a, Complex<T> b) { return {a.re + b.re, a.im + b.im}; }
+  static Complex<T> apply(Complex<T> a, Complex<T> b) {
+    return {a.re + b.re, a.im + b.im};
+  }
 };
 struct Product {
   template <class T>
-  static T apply(T a, T b) { return a * b; }
+  static T apply(T a, T b) {
+    return a * b;
+  }
   template <class T>
   static Complex<T> apply(Complex<T> a, Complex<T> b) {
     return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
@@ -213,23 +221,33 @@ struct Product {
 };
 struct Min {
   template <class T>
-  static T apply(T a, T b) { return ((b < a) | (b != b)) ? b : a; }
+  static T apply(T a, T b) {
+    return ((b < a) | (b != b)) ? b : a;
+  }
 };
 struct Max {
   template <class T>
-  static T apply(T a, T b) { return ((b > a) | (b != b)) ? b : a; }
+  static T apply(T a, T b) {
+    return ((b > a) | (b != b)) ? b : a;
+  }
 };
 struct Band {
   template <class T>
-  static T apply(T a, T b) { return a & b; }
+  static T apply(T a, T b) {
+    return a & b;
+  }
 };
 struct Bor {
   template <class T>
-  static T apply(T a, T b) { return a | b; }
+  static T apply(T a, T b) {
+    return a | b;
+  }
 };
 struct Bxor {
   template <class T>
-  static T apply(T a, T b) { return a ^ b; }
+  static T apply(T a, T b) {
+    return a ^ b;
+  }
 };
 
 template <class T, class Op>
@@ -249,7 +267,9 @@ void scale(void* data, double factor, std_size numel) {
   for (std_size i = 0; i < numel; ++i) x[i] *= f;
 }
 template <class T>
-void scale_complex(void* data, double factor, std_size numel) { scale<T>(data, factor, 2 * numel); }
+void scale_complex(void* data, double factor, std_size numel) {
+  scale<T>(data, factor, 2 * numel);
+}
 
 template <class T>
 void divide(void* data, int divisor, std_size numel) {
@@ -258,7 +278,9 @@ void divide(void* data, int divisor, std_size numel) {
   for (std_size i = 0; i < numel; ++i) x[i] /= d;
 }
 template <class T>
-void divide_complex(void* data, int divisor, std_size numel) { divide<T>(data, divisor, 2 * numel); }
+void divide_complex(void* data, int divisor, std_size numel) {
+  divide<T>(data, divisor, 2 * numel);
+}
 
 // ---- the table
 

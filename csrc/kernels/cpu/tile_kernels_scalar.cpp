@@ -1,6 +1,5 @@
 #include "kernels/cpu/tile_kernels.h"
 
-
 namespace pycoll::cpu::scalar {
 #include "kernels/cpu/tile_kernels.inl"
 
