@@ -27,7 +27,7 @@ from pycoll.bench.ranks import RankError
 from pycoll.bench.tables import comparison_tables, legend
 from pycoll.bench.units import parse_nbytes
 
-# Nine columns for two backends; a file or a pipe has no width of its own.
+# A file or a pipe has no width of its own.
 WIDTH_WITHOUT_TERMINAL = 120
 
 
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             progress.stop()
             print(error, file=sys.stderr)
             return 1
-    for table in comparison_tables(comparison):
+    for table in comparison_tables(comparison, console.width):
         console.print(table)
     console.print(legend(comparison))
     if arguments.json:

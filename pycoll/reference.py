@@ -318,9 +318,12 @@ def _reduce_integers(contributions: Sequence[Tensor], op: str) -> Tensor:
 
 
 def _integer_average(contributions: Sequence[Tensor]) -> Tensor:
-    """The exact sum in Python integers, divided and truncated toward zero."""
-    world_size = len(contributions)
+    """The exact sum, divided and truncated toward zero."""
+    dtype, world_size = contributions[0].dtype, len(contributions)
+    if dtype.itemsize < 8:  # int64 holds the sum of two billion of these
+        total = _in_rank_order([x.to(torch.int64) for x in contributions], torch.add)
+        return torch.div(total, world_size, rounding_mode="trunc").to(dtype)
     columns = zip(*(x.reshape(-1).tolist() for x in contributions), strict=True)
-    totals = [sum(column) for column in columns]
+    totals = [sum(column) for column in columns]  # of Python integers, which have no limit
     means = [total // world_size if total >= 0 else -(-total // world_size) for total in totals]
-    return torch.tensor(means, dtype=contributions[0].dtype).reshape(contributions[0].shape)
+    return torch.tensor(means, dtype=dtype).reshape(contributions[0].shape)

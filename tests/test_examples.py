@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pycoll.bench.results import Comparison, Row, Sample
 from pycoll.examples import demo, train_gpt
 from pycoll.examples.gpt import GPT, PRESETS, GPTConfig, generate
 from pycoll.examples.text import (
@@ -36,7 +37,7 @@ def corpus():
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Small tensors gain nothing from threads, and lose much where other processes want the cores."""
+    """Small tensors gain nothing from threads, and lose much on cores that others want."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -268,6 +269,32 @@ def test_losses_on_other_text_are_not_compared():
         demo.compare_losses({"gloo": {**same, "corpus_sha256": "b"}, demo.ONE_PROCESS: one})
     with pytest.raises(ValueError, match="zip"):
         demo.compare_losses({"gloo": {**same, "losses": [3.0]}, demo.ONE_PROCESS: one})
+
+
+@pytest.mark.parametrize(("apart", "code", "said"), [(1e-5, 0, "agree"), (2e-4, 1, "DISAGREE")])
+def test_the_demo_fails_if_losses_disagree(apart, code, said, tmp_path, monkeypatch, capsys):
+    def run_training(backend, options):
+        losses = [3.0, 2.0 + (apart if backend else 0.0)]
+        return {
+            "corpus_sha256": "a",
+            "losses": losses,
+            "world_size": 2,
+            "tokens_per_second": 1e4,
+            "communication": {"share": 0.1} if backend else None,
+            "perplexity": {"before": 90.0, "after": 9.0},
+        }
+
+    row = Row("all_reduce", 8, "float32", False, 2, "gloo", (Sample(1e-4, 1e-4, None, 10, 0),))
+    comparison = Comparison(("gloo",), (row,), {"rounds": 1})
+    monkeypatch.setattr(demo, "run_training", run_training)
+    monkeypatch.setattr(demo, "time_collectives", lambda options, console: comparison)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    assert demo.main(["--backends", "gloo", "--out", str(tmp_path / "out")]) == code
+    output = capsys.readouterr().out
+    assert f"losses {said}: over 300 steps" in output
+    for name in ("loss.png", "all_reduce.png"):
+        assert (tmp_path / "out" / name).is_file()
+        assert f"wrote {tmp_path / 'out' / name}" in output
 
 
 def run_module(arguments, path, ranks=None):

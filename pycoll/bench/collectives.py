@@ -148,7 +148,7 @@ class Buffers:
         self.result.zero_()
 
     def count_wrong(self) -> int:
-        """Elements of the result that differ from the expected ones, after one call on loaded data."""
+        """Elements of the result that are not the expected ones, after one call on loaded data."""
         return int((self.result != self.expected()).sum())
 
     def expected(self) -> Tensor:

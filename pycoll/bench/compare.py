@@ -18,6 +18,7 @@ from pycoll.bench.collectives import Case, total_nbytes
 from pycoll.bench.engine import Effort
 from pycoll.bench.ranks import RankGroup, Refusal
 from pycoll.bench.results import Comparison, Row, Sample, machine_facts
+from pycoll.bench.units import format_nbytes
 
 Progress = Callable[[int, int, str], None]
 Turn = tuple[dict[str, RankGroup], Case, str]
@@ -111,7 +112,7 @@ def compare(plan: Plan, on_progress: Progress = lambda done, total, what: None) 
         outcomes: dict[tuple[Case, str], list[Sample | Refusal]] = {}
         with closing(_turns(plan, world)) as turns:
             for groups, case, backend in turns:
-                what = f"{backend}: {case.op} of {case.nbytes} B on {world.world_size} ranks"
+                what = f"{backend}: {case.op} of {format_nbytes(case.nbytes)} on {world.world_size} ranks"
                 on_progress(done, total, what)
                 outcome = groups[backend].measure(case, plan.effort)
                 outcomes.setdefault((case, backend), []).append(outcome)

@@ -69,9 +69,8 @@ def uneven_all_to_all_bus_bandwidth(sent_bytes: Sequence[Sequence[int]], seconds
     """
     ranks = range(len(sent_bytes))
     if any(len(row) != len(sent_bytes) for row in sent_bytes):
-        raise ValueError(
-            f"sent_bytes must be n × n, got rows of {[len(row) for row in sent_bytes]} for n = {len(ranks)}"
-        )
+        lengths = [len(row) for row in sent_bytes]
+        raise ValueError(f"sent_bytes must be n × n, got {len(ranks)} rows of {lengths}")
     sent = [sum(sent_bytes[rank][peer] for peer in ranks if peer != rank) for rank in ranks]
     received = [sum(sent_bytes[peer][rank] for peer in ranks if peer != rank) for rank in ranks]
     return algorithm_bandwidth(max(sent + received, default=0), seconds)

@@ -55,7 +55,7 @@ class DemoError(RuntimeError):
 
 @dataclass(frozen=True)
 class Training:
-    """A finished run of `train_gpt`: its JSON result, and its largest difference from one process."""
+    """A run of `train_gpt`: its JSON result, and its losses' largest difference from one process."""
 
     name: str
     result: dict[str, Any]
@@ -199,7 +199,7 @@ def demonstrate(options: argparse.Namespace) -> int:
         f"difference from one process is {largest:.1e} nats (tolerance {LOSS_TOLERANCE:g})\n"
     )
     comparison = time_collectives(options, Console(stderr=True))
-    for table in comparison_tables(comparison):
+    for table in comparison_tables(comparison, console.width):
         console.print(table)
     console.print(legend(comparison), "\n")
     draw(trainings, comparison, options)
@@ -222,7 +222,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--backends", default="pycoll,gloo", help="separated by commas")
     add("--ranks", type=int, default=2)
-    add("--steps", type=int, default=400, help="of training")
+    add("--steps", type=int, default=300, help="of training")
     add("--model", choices=sorted(PRESETS), default="small")
     add("--rounds", type=int, default=3, help="of the comparison of collectives")
     add("--out", type=Path, default=Path("demo_out"), help="folder for results and plots")

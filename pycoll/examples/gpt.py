@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Shape of the model. `positions` is the longest context that it can attend to, in characters."""
+    """Shape of the model. `positions` is the longest context that it can see, in characters."""
 
     layers: int
     heads: int

@@ -20,8 +20,8 @@ from torch import Tensor
 MODULES = (
     "argparse", "ast", "bdb", "calendar", "codecs", "configparser", "copy", "csv", "dataclasses",
     "datetime", "difflib", "dis", "doctest", "enum", "fractions", "ftplib", "functools", "gettext",
-    "heapq", "inspect", "ipaddress", "mailbox", "optparse", "os", "pdb", "pickle", "pydoc", "random",
-    "shutil", "smtplib", "socket", "statistics", "subprocess", "tarfile", "textwrap", "threading",
+    "heapq", "inspect", "ipaddress", "mailbox", "optparse", "os", "pdb", "pickle", "pydoc",
+    "random", "shutil", "smtplib", "socket", "statistics", "subprocess", "tarfile", "textwrap", "threading",
     "traceback", "typing", "unittest/case", "unittest/mock", "uuid", "zipfile",
 )  # fmt: skip
 # A fixed vocabulary keeps the model's shape independent of the Python version. The last entry

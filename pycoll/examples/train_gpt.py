@@ -200,7 +200,7 @@ def train(job: Job, corpus: Corpus) -> dict[str, Any]:
 
 
 def _shown(job: Job, losses: Sequence[float], laps: Laps) -> Iterator[int]:
-    """The step numbers, with a progress bar on rank 0, or a line now and then without a terminal."""
+    """The step numbers. Rank 0 shows a progress bar, or a line now and then without a terminal."""
     console = Console(stderr=True)
     if job.rank != 0:
         yield from range(job.steps)
@@ -231,7 +231,8 @@ def summary(result: dict[str, Any]) -> str:
         f"{job['batch_size'] * job['context']} characters",
         f"loss {result['losses'][0]:.4f} to {result['losses'][-1]:.4f}, held-out perplexity "
         f"{perplexity['before']:.1f} to {perplexity['after']:.2f} a character",
-        f"{result['tokens_per_second']:,.0f} tokens/s, {result['step_seconds'] * 1e3:.1f} ms a step",
+        f"{result['tokens_per_second']:,.0f} tokens/s, "
+        f"{result['step_seconds'] * 1e3:.1f} ms a step",
     ]
     if communication is not None:
         lines.append(

@@ -65,7 +65,7 @@ def check_guards(*tensors: Tensor) -> None:
         shape = (*tensor.shape, itemsize)
         start = tensor.storage_offset() * itemsize
         torch.as_strided(rows, shape, (*strides, 1), start).fill_(False)
-    changed = torch.nonzero(outside & (content != _pattern(nbytes))).flatten()
+    changed = torch.nonzero(outside.logical_and_(content != _pattern(nbytes))).flatten()
     if changed.numel():
         first, itemsize = int(changed[0]), tensors[0].element_size()
         relative = first - tensors[0].storage_offset() * itemsize
@@ -84,6 +84,7 @@ def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _pattern(nbytes: int) -> Tensor:
-    # The period of 251 is odd and prime, so a copy of a neighbouring guard differs too.
-    positions = torch.arange(nbytes, dtype=torch.int64)
-    return ((positions * 31 + 7) % 251 + 3).to(torch.uint8)
+    # The period is odd and prime, so that a shifted copy of these bytes differs as well.
+    period = 251
+    once = (torch.arange(period) * 31 % period + 3).to(torch.uint8)
+    return once.repeat(-(-nbytes // period))[:nbytes].clone()
