@@ -35,7 +35,9 @@ def register() -> None:
     except Exception as error:
         import warnings
 
-        warnings.warn(f"pycoll could not be registered with torch.distributed: {error}", stacklevel=2)
+        warnings.warn(
+            f"pycoll could not be registered with torch.distributed: {error}", stacklevel=2
+        )
 
 
 def extension() -> ModuleType:

@@ -76,17 +76,18 @@ def hashed(numel: int, rank: int, salt: int) -> Tensor:
 def _floats(
     dtype: torch.dtype, op: str, numel: int, rank: int, world_size: int, salt: int, exact: bool
 ) -> Tensor:
-    h = hashed(numel, rank, salt)
     if op in ("min", "max"):
-        return _with_special_values(_random_floats(dtype, numel, rank, salt), h, rank, world_size)
+        values, h = _random_floats(dtype, numel, rank, salt), hashed(numel, rank, salt)
+        return _with_special_values(values, h, rank, world_size)
+    if not exact:
+        if op == "product":  # factors near 1, for a product that neither overflows nor vanishes
+            return (_uniform(numel, rank, salt) * 1.5 + 0.5).to(dtype)
+        return _random_floats(dtype, numel, rank, salt)
+    h = hashed(numel, rank, salt)
     if op == "product":
-        if exact:
-            return (torch.exp2(h % 3 - 1.0) * (1 - 2 * (h // 3 % 2))).to(dtype)
-        return (_uniform(numel, rank, salt) * 1.5 + 0.5).to(dtype)
-    if exact:
-        bound = min(125, _EXACT_LIMIT[dtype] // world_size)
-        return ((h % (2 * bound + 1) - bound) * 0.25).to(dtype)
-    return _random_floats(dtype, numel, rank, salt)
+        return (torch.exp2(h % 3 - 1.0) * (1 - 2 * (h // 3 % 2))).to(dtype)
+    bound = min(125, _EXACT_LIMIT[dtype] // world_size)
+    return ((h % (2 * bound + 1) - bound) * 0.25).to(dtype)
 
 
 def _uniform(numel: int, rank: int, salt: int) -> Tensor:

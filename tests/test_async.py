@@ -145,6 +145,7 @@ def test_200_operations_in_flight_are_waited_for_in_any_order(pool: Pools, world
     assert pool(world_size).run(wait_in_random_order, 200) == [[]] * world_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_groups", [1, 2])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_successive_operations_never_meet(pool: Pools, world_size: int, num_groups: int) -> None:

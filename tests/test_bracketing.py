@@ -109,7 +109,10 @@ def reduce_many_times(dtype: torch.dtype) -> list[Tensor]:
 # --- tests -----------------------------------------------------------------------------------------
 
 on_all_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
-on_all_sizes = pytest.mark.parametrize("world_size", [2, 3, 4])
+on_all_sizes = pytest.mark.parametrize(
+    "world_size",
+    [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)],
+)
 ON_RANKS = (
     reduce_inside_larger_buffers,
     reduce_one_row_in_batches,

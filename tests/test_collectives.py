@@ -40,8 +40,11 @@ def batches() -> Iterator[tuple[str, list[Case]]]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     # In a hook rather than at import: ranks import this module too, and need no list of cases.
     if "batch" in metafunc.fixturenames:
-        named = list(batches())
-        metafunc.parametrize("batch", [b for _, b in named], ids=[name for name, _ in named])
+        params = []
+        for name, cases in batches():
+            marks = [pytest.mark.slow] if cases[0].world_size > 3 else []
+            params.append(pytest.param(cases, id=name, marks=marks))
+        metafunc.parametrize("batch", params)
 
 
 def expect_no_failures(pool: RankPool, cases: Sequence[Case]) -> None:

@@ -17,7 +17,9 @@ Pool = Callable[[int], RankPool]
 def sum_of(group: dist.ProcessGroup | None, numel: int = 1009) -> float:
     x = torch.arange(numel, dtype=torch.float64) + dist.get_rank()
     dist.all_reduce(x, group=group)
-    assert torch.equal(x - x[0], torch.arange(numel, dtype=torch.float64) * dist.get_world_size(group))
+    assert torch.equal(
+        x - x[0], torch.arange(numel, dtype=torch.float64) * dist.get_world_size(group)
+    )
     return float(x[0])
 
 
@@ -38,7 +40,8 @@ def group_of_one() -> bool:
     dist.broadcast(x, dist.get_rank(), group=group)
     dist.barrier(group=group)
     work = dist.all_reduce(x, group=group, async_op=True)
-    assert work.wait() and work.is_completed()
+    assert work.wait()
+    assert work.is_completed()
     assert work.get_future().wait()[0].tolist() == [3.0, 5.0]
     assert len(os.listdir("/proc/self/fd")) == fds  # no sockets, no memory
     dist.destroy_process_group(group)
@@ -176,14 +179,16 @@ def test_calls_that_differ_raise_on_every_rank(pool: Pool) -> None:
     texts = pool(2).run(mismatches)
     for mine in texts:
         for text, (zero, one) in zip(mine, sides, strict=True):
-            assert f"rank 0 called {zero}" in text and f"rank 1 called {one}" in text, text
+            assert f"rank 0 called {zero}" in text, text
+            assert f"rank 1 called {one}" in text, text
 
 
 def ring_bytes(numel: int) -> tuple[int, int]:
     group = dist.new_group(pg_options=pycoll.Options(algorithm="ring"))
     dist.all_reduce(torch.ones(numel), group=group)
     event = pycoll.events(group)[-1]
-    assert event["algorithm"] == "ring" and event["nbytes"] == 4 * numel
+    assert event["algorithm"] == "ring"
+    assert event["nbytes"] == 4 * numel
     dist.destroy_process_group(group)
     return event["bytes_written"], event["bytes_read"]
 

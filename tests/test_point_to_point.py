@@ -98,7 +98,8 @@ def any_source() -> list[int]:
 
 def test_receive_from_any_source(pool: Pool) -> None:
     sources = pool(4).run(any_source)[0]
-    assert sorted(sources[:3]) == [1, 2, 3] and sorted(sources[3:]) == [1, 2, 3]
+    assert sorted(sources[:3]) == [1, 2, 3]
+    assert sorted(sources[3:]) == [1, 2, 3]
 
 
 def same_tag_keeps_its_order(count: int) -> bool:
@@ -134,7 +135,8 @@ def strided_and_mixed() -> bool:
         target = base[::2, ::4]
         dist.recv(target, 0)
         assert torch.equal(target, torch.arange(250.0).view(25, 10))
-        assert (base[1::2] == -1).all() and (base[:, 1::4] == -1).all()
+        assert (base[1::2] == -1).all()
+        assert (base[:, 1::4] == -1).all()
         return True
     dist.send(torch.arange(250.0).view(25, 10), 1)
     return True
@@ -146,7 +148,12 @@ def test_strides_on_either_side(pool: Pool) -> None:
 
 def wrong_sizes() -> list[str]:
     texts = []
-    for sent, wanted, dtype in [(6, 4, None), (4, 6, None), (60_000, 40_000, None), (8, 8, torch.int32)]:
+    for sent, wanted, dtype in [
+        (6, 4, None),
+        (4, 6, None),
+        (60_000, 40_000, None),
+        (8, 8, torch.int32),
+    ]:
         if dist.get_rank() == 0:
             dist.send(torch.ones(sent), 1)
             continue

@@ -17,7 +17,9 @@ Pool = Callable[[int], RankPool]
 
 def make_model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(13, 31), nn.GELU(), nn.Linear(31, 17), nn.GELU(), nn.Linear(17, 3))
+    return nn.Sequential(
+        nn.Linear(13, 31), nn.GELU(), nn.Linear(31, 17), nn.GELU(), nn.Linear(17, 3)
+    )
 
 
 def batch(step: int, rank: int) -> torch.Tensor:
@@ -37,7 +39,9 @@ def train_alone(world_size: int, steps: int) -> nn.Module:
 
 
 def assert_close_to_alone(parameters: list[torch.Tensor], steps: int) -> None:
-    for mine, alone in zip(parameters, train_alone(dist.get_world_size(), steps).parameters(), strict=True):
+    for mine, alone in zip(
+        parameters, train_alone(dist.get_world_size(), steps).parameters(), strict=True
+    ):
         torch.testing.assert_close(mine, alone.detach(), rtol=1e-4, atol=1e-5)
 
 
@@ -117,7 +121,8 @@ def functional() -> bool:
     rank, n = dist.get_rank(), dist.get_world_size()
     group = dist.group.WORLD
     x = torch.full((3,), rank + 1.0)
-    assert (funcol.all_reduce(x, "sum", group) == n * (n + 1) / 2).all() and (x == rank + 1).all()
+    assert (funcol.all_reduce(x, "sum", group) == n * (n + 1) / 2).all()
+    assert (x == rank + 1).all()
     gathered = funcol.all_gather_tensor(torch.full((2,), float(rank)), 0, group)
     assert gathered.tolist() == [float(i // 2) for i in range(2 * n)]
     scattered = funcol.reduce_scatter_tensor(torch.arange(2.0 * n), "sum", 0, group)

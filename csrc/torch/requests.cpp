@@ -154,6 +154,7 @@ Request all_reduce_coalesced_request(TensorSet* set, const Tensors& tensors,
     check_reducible(tensor, "tensor");
     check_same_dtype(tensor, "tensor", tensors[0], "the first tensor");
   }
+  check_disjoint(tensors, "tensors");
   Request request = make_request(Collective::kAllReduce, tensors[0]);
   set_reduce_op(&request, op);
   request.numel = total_numel(tensors);
@@ -181,6 +182,7 @@ Request all_gather_request(TensorSet* set, const Tensors& outputs, const at::Ten
     check_tensor(outputs[r], "a tensor of tensor_list", Role::kOutput);
     check_equal_numel(outputs[r], concat("tensor_list[", r, "]"), input, "the input tensor");
   }
+  check_disjoint(outputs, "tensor_list");
   Request request = make_request(Collective::kAllGather, input);
   request.numel = elements_of(input).numel;
   add_whole(&request.input, set, {input}, Role::kInput);
@@ -201,6 +203,7 @@ Request all_gather_base_request(TensorSet* set, const Tensors& outputs, const Te
     check_same_dtype(inputs[i], "the input tensor", inputs[0], "the first input tensor");
     check_multiple(outputs[i], "the output tensor", inputs[i], "the input tensor", world_size);
   }
+  check_disjoint(outputs, "output_tensors");
   Request request = make_request(Collective::kAllGather, inputs[0]);
   request.numel = total_numel(inputs);
   request.layout_hash = layout_hash(inputs);
@@ -240,6 +243,7 @@ Request reduce_scatter_base_request(TensorSet* set, const Tensors& outputs, cons
     check_same_dtype(outputs[i], "the output tensor", outputs[0], "the first output tensor");
     check_multiple(inputs[i], "the input tensor", outputs[i], "the output tensor", world_size);
   }
+  check_disjoint(outputs, "output_tensors");
   Request request = make_request(Collective::kReduceScatter, outputs[0]);
   set_reduce_op(&request, op);
   request.numel = total_numel(outputs);

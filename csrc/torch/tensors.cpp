@@ -1,5 +1,7 @@
 #include "torch/tensors.h"
 
+#include <algorithm>
+
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
@@ -77,9 +79,38 @@ void check_same_dtype(const at::Tensor& a, const char* a_name, const at::Tensor&
                    b_name, " is ", b.scalar_type(), "; give both the same dtype");
 }
 
-std::string describe(const at::Tensor& tensor) {
-  return concat("shape ", tensor.sizes(), " of ", tensor.scalar_type(), " (", tensor.numel(),
-                " elements)");
+void check_disjoint(const std::vector<at::Tensor>& tensors, const char* argument) {
+  if (tensors.size() < 2) return;
+  const auto refuse = [&](size_t a, size_t b) {
+    fail(ErrorKind::kInvalidArgument, argument, "[", std::min(a, b), "] and ", argument, "[",
+         std::max(a, b),
+         "] share memory: outputs overlap, so that one result would overwrite the other; give each "
+         "its own tensor");
+  };
+  // Contiguous ones are intervals: sorted by address, neighbours tell. The few others are compared with all.
+  std::vector<size_t> intervals, others;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].numel() == 0) continue;
+    (tensors[i].is_contiguous() ? intervals : others).push_back(i);
+  }
+  const auto begin = [&](size_t i) {
+    return static_cast<const char*>(tensors[i].const_data_ptr());
+  };
+  std::sort(intervals.begin(), intervals.end(),
+            [&](size_t a, size_t b) { return begin(a) < begin(b); });
+  for (size_t i = 1; i < intervals.size(); ++i) {
+    if (begin(intervals[i - 1]) + tensors[intervals[i - 1]].nbytes() > begin(intervals[i])) {
+      refuse(intervals[i - 1], intervals[i]);
+    }
+  }
+  for (size_t a : others) {
+    for (size_t b = 0; b < tensors.size(); ++b) {
+      const auto status =
+          a == b ? at::MemOverlapStatus::No : at::get_overlap_status(tensors[a], tensors[b]);
+      if (status == at::MemOverlapStatus::Full || status == at::MemOverlapStatus::Partial)
+        refuse(a, b);
+    }
+  }
 }
 
 void* TensorSet::add(const at::Tensor& tensor, Role role) {

@@ -1,7 +1,6 @@
 // Tensors as plain memory: which ones can be, and what has to be copied first.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -27,8 +26,8 @@ void check_tensor(const at::Tensor& tensor, const char* argument, Role role);
 void check_same_dtype(const at::Tensor& a, const char* a_name, const at::Tensor& b,
                       const char* b_name);
 
-// "shape [2, 3] of float32 (6 elements)"
-std::string describe(const at::Tensor& tensor);
+// Raises kInvalidArgument if two of the tensors share memory: one result would overwrite the other.
+void check_disjoint(const std::vector<at::Tensor>& tensors, const char* argument);
 
 // The tensors of one operation. Those whose logical order is not their order in memory (strides, lazy conjugation or
 // negation) get a contiguous stand-in, filled before the operation reads and copied back after it has written, when it

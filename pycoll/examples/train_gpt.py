@@ -1,8 +1,7 @@
-"""Trains a small character-level GPT on the standard library's sources, on n ranks or in one
-process.
+"""Trains a small character-level GPT on the standard library's sources, on ranks or in one process.
 
-    torchrun --nproc-per-node 2 -m pycoll.examples.train_gpt --backend pycoll --steps 300 python -m
-    pycoll.examples.train_gpt --world-size 1 --steps 300
+    torchrun --nproc-per-node 2 -m pycoll.examples.train_gpt --backend pycoll --steps 300
+    python -m pycoll.examples.train_gpt --world-size 1 --steps 300
 
 n ranks (torch's DistributedDataParallel) and one process (no process group, the joined batch) see
 the same data from the same weights and should therefore follow the same losses. They differ by

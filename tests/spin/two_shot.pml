@@ -12,13 +12,14 @@
    Sizes: N ranks, BLOCKS, IN_SLOTS, OUT_SLOTS, COUNTERS (arrival counters used in turn).
 
    Two out-slots are enough: before a rank reduces block j it has seen out(j - 1) of all, which they post after they have
-   copied the results of block j - 2. The code has three of each.
+   copied the results of block j - 2. With three counters rings get lost (a rank may be three rounds ahead of one that has
+   posted and not yet counted itself in), but the late rank posts again before it waits, and that ring makes up for it. The
+   code has three out-slots and four counters: neither relies on such luck.
 
    Broken variants:
      IN_SLOTS=2      block j - 1 may still be reduced by a rank that has not posted out(j - 1)
      OUT_SLOTS=1     the results of block j - 1 may still be copied
-     COUNTERS=3      a rank may be three rounds ahead of one that has posted and not yet counted itself in (from three
-                     ranks on)
+     COUNTERS=2      rings get lost, and nothing makes up for them (from three ranks on)
      NO_FINAL_POST   the lease ends with the round that iteration BLOCKS posts before the last reads
      POST_OUT_EARLY  a rank posts out(j) before it has finished reducing block j */
 
