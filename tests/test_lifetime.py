@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from scripts import assert_codes, run_script
 
-
 pytestmark = pytest.mark.slow  # each test starts interpreters of its own
 
 
