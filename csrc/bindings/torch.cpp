@@ -20,14 +20,21 @@ void check_python_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
+void without_python_lock(const std::function<void()>& fn) {
+  std::optional<py::gil_scoped_release> release;
+  if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
+  fn();
+}
+
 BackendPtr create(const c10d::DistributedBackendOptions& group, const std::string& algorithm,
                   std::chrono::milliseconds timeout) {
   auto options = c10::make_intrusive<PycollOptions>(algorithm, timeout);
   options->group_name = group.group_id;
   options->global_ranks_in_group.assign(group.global_ranks_in_group.begin(),
                                         group.global_ranks_in_group.end());
-  return c10::make_intrusive<ProcessGroupPycoll>(group.store, group.group_rank, group.group_size,
-                                                 std::move(options), check_python_signals);
+  return c10::make_intrusive<ProcessGroupPycoll>(
+      group.store, group.group_rank, group.group_size, std::move(options),
+      torch_adapter::Interpreter{check_python_signals, without_python_lock});
 }
 
 py::dict to_dict(const Event& event) {

@@ -25,8 +25,8 @@ socklen_t abstract_address(const std::string& name, sockaddr_un* address) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-UniqueFd make_socket() {
-  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+UniqueFd make_socket(int flags) {
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | flags, 0));
   if (!fd) {
     fail(ErrorKind::kSystem, "cannot make a local socket: ", errno_text(errno),
          errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
@@ -56,7 +56,8 @@ UniqueFd::~UniqueFd() {
 int UniqueFd::release() { return std::exchange(fd_, -1); }
 
 UniqueFd listen_abstract(const std::string& name) {
-  UniqueFd fd = make_socket();
+  // Not blocking: of several threads that see a connection, one gets it and the others must not wait for the next.
+  UniqueFd fd = make_socket(SOCK_NONBLOCK);
   sockaddr_un address;
   const socklen_t length = abstract_address(name, &address);
   if (bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
@@ -67,7 +68,7 @@ UniqueFd listen_abstract(const std::string& name) {
 }
 
 UniqueFd connect_abstract(const std::string& name) {
-  UniqueFd fd = make_socket();
+  UniqueFd fd = make_socket(0);
   sockaddr_un address;
   const socklen_t length = abstract_address(name, &address);
   while (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {

@@ -70,6 +70,7 @@ void ProgressEngine::loop() {
     // Drivers that were activated meanwhile set news_, and this starts again.
     const std::vector<std::shared_ptr<Driver>> drivers = active_;
     for (const std::shared_ptr<Driver>& driver : drivers) {
+      if (std::find(active_.begin(), active_.end(), driver) == active_.end()) continue;  // removed
       bool keep = false;
       driving_ = driver.get();
       lock.unlock();

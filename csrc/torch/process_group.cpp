@@ -81,15 +81,15 @@ std::vector<Request> for_runs(const Tensors& leading, const Make& make) {
 
 ProcessGroupPycoll::ProcessGroupPycoll(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                        int size, c10::intrusive_ptr<PycollOptions> options,
-                                       InterruptCheck interrupt)
-    : Backend(rank, size), options_(std::move(options)) {
+                                       Interpreter interpreter)
+    : Backend(rank, size), options_(std::move(options)), interpreter_(std::move(interpreter)) {
   init();
   StoreAdapter adapter(store);
   StoreExchange exchange(&adapter, store_prefix(options_->global_ranks_in_group), rank, size);
   CommunicatorOptions communicator_options;
   communicator_options.algorithm = options_->algorithm;
   communicator_options.timeout = options_->timeout;
-  communicator_options.interrupt = std::move(interrupt);
+  communicator_options.interrupt = interpreter_.check_signals;
   communicator_ = translated(
       [&] { return Communicator::create(&exchange, process_runtime, communicator_options); });
   remember(communicator_);
@@ -101,7 +101,8 @@ ProcessGroupPycoll::~ProcessGroupPycoll() {
     new std::shared_ptr<Communicator>(std::move(communicator_));
     return;
   }
-  shutdown();
+  // The last reference may be Python's, dropped with its lock held, which a callback of the engine's thread may need.
+  interpreter_.without_lock([this] { shutdown(); });
 }
 
 void ProcessGroupPycoll::setTimeout(std::chrono::milliseconds timeout) {

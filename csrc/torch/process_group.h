@@ -13,6 +13,14 @@
 
 namespace pycoll::torch_adapter {
 
+// What the adapter needs of the interpreter, without knowing it.
+struct Interpreter {
+  // Called now and then by threads that wait; throws what a signal's handler raised.
+  InterruptCheck check_signals;
+  // Runs a function that may wait for other threads, with the interpreter's lock released if the caller holds it.
+  std::function<void(const std::function<void()>&)> without_lock;
+};
+
 struct PycollOptions final : c10d::Backend::Options {
   explicit PycollOptions(std::string algorithm, std::chrono::milliseconds timeout)
       : Options("pycoll", timeout), algorithm(std::move(algorithm)) {}
@@ -21,9 +29,9 @@ struct PycollOptions final : c10d::Backend::Options {
 
 class ProcessGroupPycoll final : public c10d::Backend {
  public:
-  // Collective over the group. `interrupt` is called now and then by threads that wait, and may throw.
+  // Collective over the group.
   ProcessGroupPycoll(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                     c10::intrusive_ptr<PycollOptions> options, InterruptCheck interrupt);
+                     c10::intrusive_ptr<PycollOptions> options, Interpreter interpreter);
   ~ProcessGroupPycoll() override;
 
   const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
@@ -77,6 +85,7 @@ class ProcessGroupPycoll final : public c10d::Backend {
   std::chrono::milliseconds effective(std::chrono::milliseconds timeout) const;
 
   c10::intrusive_ptr<PycollOptions> options_;
+  const Interpreter interpreter_;
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();
 };
