@@ -22,7 +22,7 @@ from pycoll.testing import RankPool
 Pools = Callable[[int], RankPool]
 
 # So many that a call to the ranks costs little, and so few that it ends well before its timeout.
-CASES_PER_BATCH = 100
+CASES_PER_BATCH = 50
 
 
 def batches() -> Iterator[tuple[str, list[Case]]]:
