@@ -86,8 +86,7 @@ Request make_request(Collective collective, const at::Tensor& example) {
 
 // Reductions need to know the type; what only moves may travel as bytes.
 void check_reducible(const at::Tensor& tensor, const char* argument) {
-  PYCOLL_CHECK_ARG(elements_of(tensor).dtype != DType::kUInt8 || tensor.scalar_type() == at::kByte,
-                   argument, " has dtype ", tensor.scalar_type(),
+  PYCOLL_CHECK_ARG(!travels_as_bytes(tensor), argument, " has dtype ", dtype_name(tensor),
                    ", which pycoll moves but does not reduce; convert it first");
 }
 

@@ -58,6 +58,15 @@ Elements elements_of(const at::Tensor& tensor) {
   }
 }
 
+bool travels_as_bytes(const at::Tensor& tensor) {
+  return elements_of(tensor).dtype == DType::kUInt8 && tensor.scalar_type() != at::kByte;
+}
+
+const char* dtype_name(const at::Tensor& tensor) {
+  return travels_as_bytes(tensor) ? c10::toString(tensor.scalar_type())
+                                  : name(elements_of(tensor).dtype);
+}
+
 void check_tensor(const at::Tensor& tensor, const char* argument, Role role) {
   PYCOLL_CHECK_ARG(tensor.defined(), argument, " is not a tensor");
   PYCOLL_CHECK_ARG(tensor.layout() == at::kStrided, argument, " has layout ", tensor.layout(),
@@ -66,7 +75,7 @@ void check_tensor(const at::Tensor& tensor, const char* argument, Role role) {
                    ", and this build of pycoll moves CPU tensors only; move it with .cpu(), or use "
                    "another backend for "
                    "that device, as in init_process_group(\"cpu:pycoll,cuda:nccl\")");
-  PYCOLL_CHECK_ARG(!tensor.is_quantized(), argument, " is quantised (", tensor.scalar_type(),
+  PYCOLL_CHECK_ARG(!tensor.is_quantized(), argument, " is quantised (", dtype_name(tensor),
                    "); send its int_repr(), scale and zero point instead");
   PYCOLL_CHECK_ARG(role == Role::kInput || at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
                    argument, " overlaps itself (strides ", tensor.strides(),
@@ -75,8 +84,8 @@ void check_tensor(const at::Tensor& tensor, const char* argument, Role role) {
 
 void check_same_dtype(const at::Tensor& a, const char* a_name, const at::Tensor& b,
                       const char* b_name) {
-  PYCOLL_CHECK_ARG(a.scalar_type() == b.scalar_type(), a_name, " is ", a.scalar_type(), " but ",
-                   b_name, " is ", b.scalar_type(), "; give both the same dtype");
+  PYCOLL_CHECK_ARG(a.scalar_type() == b.scalar_type(), a_name, " is ", dtype_name(a), " but ",
+                   b_name, " is ", dtype_name(b), "; give both the same dtype");
 }
 
 void check_disjoint(const std::vector<at::Tensor>& tensors, const char* argument) {

@@ -19,6 +19,11 @@ struct Elements {
 };
 Elements elements_of(const at::Tensor& tensor);
 
+// Of a type that pycoll moves but does not know how to reduce.
+bool travels_as_bytes(const at::Tensor& tensor);
+// "float32", as Python says it.
+const char* dtype_name(const at::Tensor& tensor);
+
 // Raises kInvalidArgument, naming `argument`, unless the tensor is dense, on the CPU, not quantised and, for an output,
 // does not overlap itself.
 void check_tensor(const at::Tensor& tensor, const char* argument, Role role);
