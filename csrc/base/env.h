@@ -8,7 +8,7 @@
 // | PYCOLL_STAGING_BYTES | 262144  | yes    | bytes of one staging slot; 4 KiB to 64 MiB                             |
 // | PYCOLL_EAGER_BYTES   | 16384   | yes    | send() returns before its recv() up to this size; 64 to 1 MiB          |
 // | PYCOLL_SEGMENT_BYTES | 64 GiB  | no     | address space reserved for one endpoint's shared memory                |
-// | PYCOLL_SPIN_US       | 50      | no     | longest spin before a waiter sleeps; never spins with more ranks than cores |
+// | PYCOLL_SPIN_US       | 50      | no     | how long a waiter spins before it sleeps; with more ranks than cores it yields instead |
 // | PYCOLL_CORES         | usable  | no     | cores to count on, instead of affinity and cgroup quota                |
 // | PYCOLL_DEBUG         | WARN    | no     | OFF, WARN, INFO, DETAIL: what is logged to stderr                      |
 #pragma once

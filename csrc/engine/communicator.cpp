@@ -80,10 +80,11 @@ std::shared_ptr<Communicator> Communicator::create(
   self->messages_ = std::make_shared<MessageQueue>(self->group_, &self->events_);
   const int cores = env.cores > 0 ? env.cores : usable_cores();
   const int ranks = std::max(exchange->world_size(), self->runtime_->endpoint->num_peers() + 1);
-  self->spin_.spin_us = ranks <= cores ? env.spin_us : 0;
+  self->spin_ = SpinPolicy{env.spin_us, ranks > cores};
   PYCOLL_LOG(LogLevel::kInfo, "rank ", self->rank_, " of ", self->world_size_,
              ": group made, algorithm ", facts.algorithm, ", ", cores, " cores for ", ranks,
-             " ranks, spins ", self->spin_.spin_us, " us");
+             " ranks, waiters ", self->spin_.yield ? "yield" : "spin", " for ", env.spin_us,
+             " us before they sleep");
   return self;
 }
 

@@ -95,7 +95,7 @@ void ProgressEngine::loop() {
     lock.unlock();
     // No spinning: the program's own threads need the cores.
     wait_slice([&] { return news_.load(std::memory_order_acquire) || any_ready(waits); },
-               endpoint_->bell(), SpinPolicy{0}, Deadline::never());
+               endpoint_->bell(), SpinPolicy{}, Deadline::never());
     lock.lock();
   }
 }

@@ -1,6 +1,8 @@
 // One thread that waits: first spinning, then asleep on its endpoint's bell, in slices.
 #pragma once
 
+#include <sched.h>
+
 #include <chrono>
 
 #include "base/clock.h"
@@ -23,8 +25,12 @@ inline void cpu_relax() {
 // The longest that a sleeper goes without looking at deadlines, peers and interrupts.
 inline constexpr std::chrono::milliseconds kSleepSlice{50};
 
+// What a waiter does before it sleeps.
 struct SpinPolicy {
-  int spin_us = 0;  // 0: do not spin, sleep at once
+  int spin_us = 0;  // for how long; 0: it sleeps at once
+  // Between two looks: true gives the core to whoever else can run, which is right when ranks outnumber cores (a yield
+  // is several times cheaper than a sleep and a wake-up); false keeps it.
+  bool yield = false;
 };
 
 // Waits until `arrived()`. Returns false when a slice has passed without: the caller then looks at deadline and peers, and calls again.
@@ -34,9 +40,13 @@ bool wait_slice(const Arrived& arrived, Bell* bell, SpinPolicy policy, Deadline 
   if (policy.spin_us > 0) {
     const int64_t until = now_ns() + int64_t{policy.spin_us} * 1000;
     do {
-      for (int i = 0; i < 32; ++i) {
+      for (int i = 0; i < (policy.yield ? 1 : 32); ++i) {
         if (arrived()) return true;
-        cpu_relax();
+        if (policy.yield) {
+          sched_yield();
+        } else {
+          cpu_relax();
+        }
       }
     } while (now_ns() < until);
   }

@@ -2,6 +2,7 @@
 // AddressSanitizer with UndefinedBehaviorSanitizer.
 #include <random>
 
+#include "guarded.h"
 #include "ranks.h"
 #include "topology/ring.h"
 
@@ -10,29 +11,7 @@ using namespace pycoll::test;
 
 namespace {
 
-constexpr uint8_t kGuard = 0xA5;
-constexpr size_t kGuardBytes = 64;
 constexpr std::chrono::milliseconds kTimeout{60000};
-
-// An array between guard bytes, on the heap so that the address sanitizer sees overruns as well.
-template <class T>
-class Guarded {
- public:
-  explicit Guarded(size_t numel) : numel_(numel), bytes_(numel * sizeof(T) + 2 * kGuardBytes, kGuard) {}
-  T* data() { return reinterpret_cast<T*>(bytes_.data() + kGuardBytes); }
-  T& operator[](size_t i) { return data()[i]; }
-  size_t numel() const { return numel_; }
-  bool intact() const {
-    for (size_t i = 0; i < kGuardBytes; ++i) {
-      if (bytes_[i] != kGuard || bytes_[bytes_.size() - 1 - i] != kGuard) return false;
-    }
-    return true;
-  }
-
- private:
-  size_t numel_;
-  std::vector<uint8_t> bytes_;
-};
 
 // Depends on position and rank; sums of up to 8 ranks are exact in float32.
 float value(size_t i, int rank) { return static_cast<float>((i * 7 + static_cast<size_t>(rank) * 13) % 251); }
