@@ -43,8 +43,9 @@ struct Context {
 struct Algorithm {
   const char* name;  // "two_shot"
   Collective collective;
-  // Before this rank posts its handshake: may write the payload. Reads user memory, never writes it.
-  void (*publish)(const Context& context);
+  // Before this rank posts its handshake: may write the payload. Reads user memory, never writes it. True if the peers then
+  // need nothing more from this rank.
+  bool (*publish)(const Context& context);
   // After all ranks were seen to agree.
   Task (*run)(Context context);
 };
@@ -58,6 +59,11 @@ extern const Algorithm kAllGatherRing;
 extern const Algorithm kReduceScatterDirect;
 extern const Algorithm kReduceScatterRing;
 extern const Algorithm kBroadcastDirect;
+extern const Algorithm kReduceOneShot;
+extern const Algorithm kReduceTwoShot;
+extern const Algorithm kGatherDirect;
+extern const Algorithm kScatterDirect;
+extern const Algorithm kAllToAllDirect;
 extern const Algorithm kBarrierDirect;
 
 }  // namespace pycoll

@@ -15,7 +15,7 @@ struct ReductionRange {
 };
 
 // sources[r] points at the first element of the range that rank r contributes, as a flat array; null: this rank's own input.
-// The result goes to the user's output and, where it is not null, to `flat_result` as well.
+// The result goes to the user's output, where this rank has one, and to `flat_result`, where it is not null.
 void reduce_in_rank_order(const Context& context, const ReductionRange& range,
                           const std::byte* const* sources, std::byte* flat_result);
 

@@ -13,18 +13,35 @@
 
 namespace pycoll {
 
-enum class Collective : uint8_t { kAllReduce, kAllGather, kReduceScatter, kBroadcast, kBarrier };
+enum class Collective : uint8_t {
+  kAllReduce,
+  kAllGather,
+  kReduceScatter,
+  kBroadcast,
+  kReduce,
+  kGather,
+  kScatter,
+  kAllToAll,
+  kBarrier,
+};
 
 inline constexpr int kNumCollectives = static_cast<int>(Collective::kBarrier) + 1;
 
 inline constexpr const char* name(Collective collective) {
   constexpr const char* kNames[kNumCollectives] = {"all_reduce", "all_gather", "reduce_scatter",
-                                                   "broadcast", "barrier"};
+                                                   "broadcast",  "reduce",     "gather",
+                                                   "scatter",    "all_to_all", "barrier"};
   return kNames[static_cast<int>(collective)];
 }
 
 inline constexpr bool reduces(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
+         collective == Collective::kReduce;
+}
+
+inline constexpr bool has_root(Collective collective) {
+  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
+         collective == Collective::kGather || collective == Collective::kScatter;
 }
 
 // A tensor, or a list of them, seen as chunks (one a rank, or a single one). A chunk is the concatenation of its pieces, each
@@ -51,6 +68,17 @@ class ChunkView {
     size_t sum = 0;
     for (size_t p = first_piece_[chunk]; p < end_piece(chunk); ++p) sum += pieces_[p].numel;
     return sum;
+  }
+
+  size_t most_numel() const {
+    size_t most = 0;
+    for (size_t chunk = 0; chunk < num_chunks(); ++chunk) most = std::max(most, numel(chunk));
+    return most;
+  }
+  size_t total_numel() const {
+    size_t total = 0;
+    for (const Piece& piece : pieces_) total += piece.numel;
+    return total;
   }
 
   // fn(data, offset, numel) for each contiguous run of elements [begin, begin + numel) of the chunk; `offset` counts
@@ -93,14 +121,18 @@ class ChunkView {
   std::vector<Piece> pieces_;
 };
 
-// The fields that all ranks must agree on, and this rank's memory. Chunks of `input` and `output`:
+// The fields that all ranks must agree on, and this rank's memory. Chunks of `input` and `output` (r: one for each rank):
 //
-// | collective     | input               | output              | numel (of the fingerprint) |
-// |----------------|---------------------|---------------------|----------------------------|
-// | all_reduce     | 1                   | 1, may be the input | of the input               |
-// | all_gather     | 1                   | world_size          | of the input               |
-// | reduce_scatter | world_size          | 1                   | of the output              |
-// | broadcast      | 1, the root's       | 1, all others'      | of either                  |
+// | collective     | input            | output                   | numel, compared                  |
+// |----------------|------------------|--------------------------|----------------------------------|
+// | all_reduce     | 1                | 1, may be the input      | of the tensor                    |
+// | all_gather     | 1                | r, of any sizes          | of a chunk if all are equal, else of all |
+// | reduce_scatter | r, of any sizes  | 1                        | likewise                         |
+// | broadcast      | 1 at the root    | 1 elsewhere              | of the tensor                    |
+// | reduce         | 1                | 1 at the root            | of the tensor                    |
+// | gather         | 1                | r at the root            | of a chunk                       |
+// | scatter        | r at the root    | 1                        | of a chunk                       |
+// | all_to_all     | r, of any sizes  | r, of any sizes          | of a chunk if all are equal, else 0 |
 struct Request {
   Collective collective = Collective::kBarrier;
   DType dtype = DType::kUInt8;
@@ -108,8 +140,10 @@ struct Request {
   double factor = 1.0;  // PREMUL_SUM, this rank's own
   int root = 0;
   size_t numel = 0;
-  // Beyond numel: how the tensors of a coalesced operation divide it. Equal on all ranks.
+  // Beyond numel: how the tensors of a coalesced or uneven operation divide it. Equal on all ranks.
   uint64_t layout_hash = 0;
+  // all_to_all whose chunks differ in size: the ranks compare what they send and expect.
+  bool uneven = false;
   ChunkView input, output;
   // Run by whoever executes the operation, in issue order: before its first read and after its last write of the chunks.
   std::function<void()> before, after;

@@ -22,6 +22,11 @@ const std::vector<Row>& table() {
       {Collective::kAllGather, &kAllGatherDirect, SIZE_MAX},
       {Collective::kReduceScatter, &kReduceScatterDirect, SIZE_MAX},
       {Collective::kBroadcast, &kBroadcastDirect, SIZE_MAX},
+      {Collective::kReduce, &kReduceOneShot, kPayload},
+      {Collective::kReduce, &kReduceTwoShot, SIZE_MAX},
+      {Collective::kGather, &kGatherDirect, SIZE_MAX},
+      {Collective::kScatter, &kScatterDirect, SIZE_MAX},
+      {Collective::kAllToAll, &kAllToAllDirect, SIZE_MAX},
       {Collective::kBarrier, &kBarrierDirect, SIZE_MAX},
   };
   return kRows;
@@ -31,9 +36,10 @@ const std::vector<Row>& table() {
 
 const std::vector<const Algorithm*>& algorithms() {
   static const std::vector<const Algorithm*> kAll = {
-      &kAllReduceOneShot,  &kAllReduceTwoShot, &kAllReduceRing,
-      &kAllGatherDirect,   &kAllGatherRing,    &kReduceScatterDirect,
-      &kReduceScatterRing, &kBroadcastDirect,  &kBarrierDirect,
+      &kAllReduceOneShot, &kAllReduceTwoShot,    &kAllReduceRing,     &kAllGatherDirect,
+      &kAllGatherRing,    &kReduceScatterDirect, &kReduceScatterRing, &kBroadcastDirect,
+      &kReduceOneShot,    &kReduceTwoShot,       &kGatherDirect,      &kScatterDirect,
+      &kAllToAllDirect,   &kBarrierDirect,
   };
   return kAll;
 }

@@ -15,7 +15,7 @@ Task run_collective(Context context, CollectiveOperation* operation) {
   } else {
     if (context.request.before) context.request.before();
     write_fingerprint(line, context.request);
-    operation->algorithm->publish(context);
+    operation->self_contained = operation->algorithm->publish(context);
   }
   group.post_handshake(context.sequence);
   for (int r = 0; r < context.world_size(); ++r) {
@@ -46,7 +46,7 @@ void CollectiveQueue::submit(const std::shared_ptr<CollectiveOperation>& operati
   event.operation = name(request.collective);
   event.dtype = request.dtype;
   event.op = request.op;
-  event.peer = request.collective == Collective::kBroadcast ? request.root : -1;
+  event.peer = has_root(request.collective) ? request.root : -1;
   event.nbytes = request.nbytes();
   std::lock_guard<std::mutex> lock(queue_mutex_);
   operation->sequence = event.sequence = next_sequence_++;

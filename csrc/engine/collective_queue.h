@@ -20,7 +20,8 @@ class CollectiveOperation final : public Operation {
   std::string refusal;  // not empty: this rank's arguments were refused, the others are told
   uint64_t sequence = 0;
   const Algorithm* algorithm = nullptr;
-  bool agreed = false;  // fingerprints were compared; user memory may have been written
+  bool self_contained = false;  // peers need nothing more from this rank: nobody has to drive it
+  bool agreed = false;          // fingerprints were compared; user memory may have been written
   TaskState task_state;
   Task task;
 

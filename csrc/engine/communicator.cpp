@@ -30,9 +30,11 @@ class WaiterScope {
   ProgressEngine* const progress_engine_;
 };
 
-Facts facts_of(const Env& env, const std::string& algorithm) {
+Facts facts_of(const Env& env, const std::string& algorithm, int world_size) {
   Facts facts;
-  facts.payload_bytes = env.payload_bytes;
+  // An uneven all_to_all shows two counts for each rank.
+  facts.payload_bytes =
+      std::max(env.payload_bytes, 2 * sizeof(uint64_t) * static_cast<size_t>(world_size));
   facts.staging_bytes = round_up(env.staging_bytes, 4096);
   facts.eager_bytes = env.eager_bytes;
   facts.algorithm = algorithm.empty() ? env.algorithm : algorithm;
@@ -65,7 +67,7 @@ std::shared_ptr<Communicator> Communicator::create(
     Exchange* exchange, const std::function<std::shared_ptr<Runtime>(const Env&)>& make_runtime,
     CommunicatorOptions options) {
   const Env env = Env::read();
-  const Facts facts = facts_of(env, options.algorithm);
+  const Facts facts = facts_of(env, options.algorithm, exchange->world_size());
   const uint64_t first_sequence = options.first_sequence;
   const Deadline deadline = Deadline::after(options.timeout);
   std::shared_ptr<Communicator> self(
@@ -158,7 +160,7 @@ std::shared_ptr<Operation> Communicator::start(Request request, std::chrono::mil
     std::unique_lock<std::mutex> lock(collectives_->mutex, std::try_to_lock);
     if (lock.owns_lock()) {
       collectives_->progress();
-      if (operation->finished() || operation->event.started_ns != 0) return operation;
+      if (operation->finished() || operation->self_contained) return operation;
     }
   }
   runtime_->progress_engine->activate(collectives_);
@@ -196,10 +198,14 @@ void Communicator::refuse(Collective collective, const std::string& reason) {
 // A group of one: the input is the result, but for the arithmetic of AVG and PREMUL_SUM.
 void Communicator::run_alone(const Request& request) {
   if (request.before) request.before();
-  if (request.collective == Collective::kAllGather) {
+  if (request.output.num_chunks() > 0 && !reduces(request.collective)) {
+    const size_t numel = request.input.numel(0);
+    PYCOLL_CHECK_ARG(numel == request.output.numel(0), name(request.collective), " sends ", numel,
+                     " elements to this rank, which expects ", request.output.numel(0),
+                     "; give both split sizes that agree");
     request.input.for_each_run(
-        0, 0, request.numel, request.itemsize(), [&](std::byte* data, size_t offset, size_t numel) {
-          request.output.copy_to_chunk(data, 0, offset, numel, request.itemsize());
+        0, 0, numel, request.itemsize(), [&](std::byte* data, size_t offset, size_t run_numel) {
+          request.output.copy_to_chunk(data, 0, offset, run_numel, request.itemsize());
         });
   } else if (reduces(request.collective)) {
     cpu::Operand operand;

@@ -46,7 +46,7 @@ std::string describe(const HandshakeLine& line) {
   std::string text =
       concat(name(call.collective), "(", line.fingerprint[1], " x ", name(call.dtype));
   if (reduces(call.collective)) text += concat(", ", name(call.op));
-  if (call.collective == Collective::kBroadcast) text += concat(", root ", call.root);
+  if (has_root(call.collective)) text += concat(", root ", call.root);
   if (line.fingerprint[2] != 0) {
     char hash[32];
     std::snprintf(hash, sizeof(hash), ", layout %08x", static_cast<unsigned>(line.fingerprint[2]));
@@ -72,7 +72,7 @@ void write_fingerprint(HandshakeLine* line, const Request& request) {
   const bool has_op = reduces(request.collective);
   line->fingerprint[0] =
       pack(Call{Status::kAccepted, request.collective, has_op ? request.op : ReduceOp::kSum,
-                request.dtype, request.root});
+                request.dtype, has_root(request.collective) ? request.root : 0});
   line->fingerprint[1] = request.numel;
   line->fingerprint[2] = request.layout_hash;
   line->detail = std::bit_cast<uint64_t>(request.factor);

@@ -38,6 +38,15 @@ const char* profiler_title(c10d::OpType type) {
       return "pycoll:reduce_scatter";
     case c10d::OpType::_REDUCE_SCATTER_BASE:
       return "pycoll:_reduce_scatter_base";
+    case c10d::OpType::REDUCE:
+      return "pycoll:reduce";
+    case c10d::OpType::GATHER:
+      return "pycoll:gather";
+    case c10d::OpType::SCATTER:
+      return "pycoll:scatter";
+    case c10d::OpType::ALLTOALL:
+    case c10d::OpType::ALLTOALL_BASE:
+      return "pycoll:all_to_all";
     case c10d::OpType::BARRIER:
       return "pycoll:barrier";
     case c10d::OpType::SEND:
@@ -190,12 +199,12 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::broadcast(Tensors& tensors,
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather(std::vector<Tensors>& outputs,
                                                           Tensors& inputs,
                                                           const c10d::AllgatherOptions& opts) {
-  return launch(
-      {c10d::OpType::ALLGATHER, Collective::kAllGather, opts.timeout, opts.asyncOp},
-      flatten(outputs), [&](TensorSet* set) {
-        return std::vector<Request>{all_gather_request(set, only_list(outputs, "tensor_list"),
-                                                       only(inputs, "the input"), getSize())};
-      });
+  return launch({c10d::OpType::ALLGATHER, Collective::kAllGather, opts.timeout, opts.asyncOp},
+                flatten(outputs), [&](TensorSet* set) {
+                  return std::vector<Request>{
+                      all_gather_request(set, only_list(outputs, "tensor_list"),
+                                         only(inputs, "the input"), getRank(), getSize())};
+                });
 }
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::_allgather_base(
@@ -222,7 +231,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather_coalesced(
                              " inputs; pass one for each");
             column.push_back(list[i]);
           }
-          requests.push_back(all_gather_request(set, column, inputs[i], getSize()));
+          requests.push_back(all_gather_request(set, column, inputs[i], getRank(), getSize()));
         }
         return requests;
       });
@@ -249,7 +258,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce_scatter(
       outputs, [&](TensorSet* set) {
         return std::vector<Request>{reduce_scatter_request(set, only(outputs, "the output"),
                                                            only_list(inputs, "input_list"),
-                                                           opts.reduceOp, getSize())};
+                                                           opts.reduceOp, getRank(), getSize())};
       });
 }
 
@@ -275,6 +284,62 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce_scatter_tensor_coalesced(
                     return reduce_scatter_base_request(set, slice(outputs, run), slice(inputs, run),
                                                        opts.reduceOp, getSize());
                   });
+                });
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce(Tensors& tensors,
+                                                       const c10d::ReduceOptions& opts) {
+  const bool is_root = opts.rootRank == getRank();
+  return launch(
+      {c10d::OpType::REDUCE, Collective::kReduce, opts.timeout, opts.asyncOp},
+      is_root ? tensors : Tensors{}, [&](TensorSet* set) {
+        return std::vector<Request>{reduce_request(set, only(tensors, "tensors"), opts.reduceOp,
+                                                   static_cast<int>(opts.rootRank), is_root)};
+      });
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::gather(std::vector<Tensors>& outputs,
+                                                       Tensors& inputs,
+                                                       const c10d::GatherOptions& opts) {
+  const bool is_root = opts.rootRank == getRank();
+  return launch(
+      {c10d::OpType::GATHER, Collective::kGather, opts.timeout, opts.asyncOp}, flatten(outputs),
+      [&](TensorSet* set) {
+        return std::vector<Request>{gather_request(
+            set, outputs.empty() ? Tensors{} : only_list(outputs, "gather_list"),
+            only(inputs, "the input"), static_cast<int>(opts.rootRank), is_root, getSize())};
+      });
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::scatter(Tensors& outputs,
+                                                        std::vector<Tensors>& inputs,
+                                                        const c10d::ScatterOptions& opts) {
+  const bool is_root = opts.rootRank == getRank();
+  return launch({c10d::OpType::SCATTER, Collective::kScatter, opts.timeout, opts.asyncOp}, outputs,
+                [&](TensorSet* set) {
+                  return std::vector<Request>{scatter_request(
+                      set, only(outputs, "the output"),
+                      inputs.empty() ? Tensors{} : only_list(inputs, "scatter_list"),
+                      static_cast<int>(opts.rootRank), is_root, getSize())};
+                });
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                              std::vector<int64_t>& output_splits,
+                                                              std::vector<int64_t>& input_splits,
+                                                              const c10d::AllToAllOptions& opts) {
+  return launch({c10d::OpType::ALLTOALL_BASE, Collective::kAllToAll, opts.timeout, opts.asyncOp},
+                {output}, [&](TensorSet* set) {
+                  return std::vector<Request>{all_to_all_single_request(
+                      set, output, input, output_splits, input_splits, getSize())};
+                });
+}
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::alltoall(Tensors& outputs, Tensors& inputs,
+                                                         const c10d::AllToAllOptions& opts) {
+  return launch({c10d::OpType::ALLTOALL, Collective::kAllToAll, opts.timeout, opts.asyncOp},
+                outputs, [&](TensorSet* set) {
+                  return std::vector<Request>{all_to_all_request(set, outputs, inputs, getSize())};
                 });
 }
 

@@ -1,5 +1,7 @@
 #include "torch/requests.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace pycoll::torch_adapter {
@@ -71,6 +73,58 @@ void add_whole(ChunkView* view, TensorSet* set, const Tensors& tensors, Role rol
   }
 }
 
+// One chunk for each tensor.
+void add_list(ChunkView* view, TensorSet* set, const Tensors& tensors, Role role) {
+  for (const at::Tensor& tensor : tensors) {
+    view->add_chunk(set->add(tensor, role), elements_of(tensor).numel);
+  }
+}
+
+bool all_of_one_size(const Tensors& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [&](const at::Tensor& t) { return t.numel() == tensors[0].numel(); });
+}
+
+// Marks the fingerprint of an all_to_all whose counts are compared apart.
+constexpr uint64_t kUnevenAllToAll = 1;
+
+// Elements of each rank's chunk of a tensor that is split along its first dimension.
+std::vector<size_t> chunk_sizes(const at::Tensor& tensor, const std::vector<int64_t>& splits,
+                                const char* which, int world_size) {
+  const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
+  const size_t numel = elements_of(tensor).numel;
+  std::vector<size_t> sizes;
+  if (splits.empty()) {
+    PYCOLL_CHECK_ARG(rows % world_size == 0, "the ", which, " tensor has ", rows, " rows, which ",
+                     world_size, " ranks cannot share evenly; pass ", which, "_split_sizes");
+    sizes.assign(static_cast<size_t>(world_size), numel / static_cast<size_t>(world_size));
+    return sizes;
+  }
+  PYCOLL_CHECK_ARG(static_cast<int>(splits.size()) == world_size, which, "_split_sizes has ",
+                   splits.size(), " entries, but the group has ", world_size,
+                   " ranks; pass one for each");
+  int64_t sum = 0;
+  for (const int64_t split : splits) {
+    PYCOLL_CHECK_ARG(split >= 0, which, "_split_sizes contains ", split,
+                     "; sizes must not be negative");
+    sum += split;
+  }
+  PYCOLL_CHECK_ARG(sum == rows, which, "_split_sizes add up to ", sum, ", but the ", which,
+                   " tensor has ", rows, " rows; make them equal");
+  const size_t row_numel = rows == 0 ? 0 : numel / static_cast<size_t>(rows);
+  for (const int64_t split : splits) sizes.push_back(static_cast<size_t>(split) * row_numel);
+  return sizes;
+}
+
+void add_split(ChunkView* view, TensorSet* set, const at::Tensor& tensor,
+               const std::vector<size_t>& sizes, Role role) {
+  std::byte* data = bytes(set->add(tensor, role));
+  for (const size_t numel : sizes) {
+    view->add_chunk(data, numel);
+    data += numel * itemsize(elements_of(tensor).dtype);
+  }
+}
+
 size_t total_numel(const Tensors& tensors) {
   size_t numel = 0;
   for (const at::Tensor& tensor : tensors) numel += elements_of(tensor).numel;
@@ -82,6 +136,16 @@ Request make_request(Collective collective, const at::Tensor& example) {
   request.collective = collective;
   request.dtype = elements_of(example).dtype;
   return request;
+}
+
+// What the fingerprint says of chunks, one a rank, whose sizes all ranks know.
+void set_chunk_sizes(Request* request, const Tensors& chunks) {
+  if (all_of_one_size(chunks)) {
+    request->numel = elements_of(chunks[0]).numel;
+  } else {
+    request->numel = total_numel(chunks);
+    request->layout_hash = layout_hash(chunks);
+  }
 }
 
 // Reductions need to know the type; what only moves may travel as bytes.
@@ -174,20 +238,21 @@ Request broadcast_request(TensorSet* set, at::Tensor& tensor, int root, bool is_
 }
 
 Request all_gather_request(TensorSet* set, const Tensors& outputs, const at::Tensor& input,
-                           int world_size) {
+                           int rank, int world_size) {
   check_tensor(input, "the input tensor", Role::kInput);
   check_count(outputs, "tensor_list", world_size);
-  for (size_t r = 0; r < outputs.size(); ++r) {
-    check_tensor(outputs[r], "a tensor of tensor_list", Role::kOutput);
-    check_equal_numel(outputs[r], concat("tensor_list[", r, "]"), input, "the input tensor");
+  for (const at::Tensor& output : outputs) {
+    check_tensor(output, "a tensor of tensor_list", Role::kOutput);
+    check_same_dtype(output, "a tensor of tensor_list", input, "the input tensor");
   }
+  const size_t me = static_cast<size_t>(rank);
+  check_equal_numel(outputs[me], concat("tensor_list[", rank, "], this rank's own,"), input,
+                    "the input tensor");
   check_disjoint(outputs, "tensor_list");
   Request request = make_request(Collective::kAllGather, input);
-  request.numel = elements_of(input).numel;
+  set_chunk_sizes(&request, outputs);
   add_whole(&request.input, set, {input}, Role::kInput);
-  for (const at::Tensor& output : outputs) {
-    request.output.add_chunk(set->add(output, Role::kOutput), elements_of(output).numel);
-  }
+  add_list(&request.output, set, outputs, Role::kOutput);
   return request;
 }
 
@@ -212,20 +277,21 @@ Request all_gather_base_request(TensorSet* set, const Tensors& outputs, const Te
 }
 
 Request reduce_scatter_request(TensorSet* set, at::Tensor& output, const Tensors& inputs,
-                               const c10d::ReduceOp& op, int world_size) {
+                               const c10d::ReduceOp& op, int rank, int world_size) {
   check_tensor(output, "the output tensor", Role::kOutput);
   check_reducible(output, "the output tensor");
   check_count(inputs, "input_list", world_size);
-  for (size_t r = 0; r < inputs.size(); ++r) {
-    check_tensor(inputs[r], "a tensor of input_list", Role::kInput);
-    check_equal_numel(inputs[r], concat("input_list[", r, "]"), output, "the output tensor");
+  for (const at::Tensor& input : inputs) {
+    check_tensor(input, "a tensor of input_list", Role::kInput);
+    check_same_dtype(input, "a tensor of input_list", output, "the output tensor");
   }
+  const size_t me = static_cast<size_t>(rank);
+  check_equal_numel(inputs[me], concat("input_list[", rank, "], this rank's own,"), output,
+                    "the output tensor");
   Request request = make_request(Collective::kReduceScatter, output);
   set_reduce_op(&request, op);
-  request.numel = elements_of(output).numel;
-  for (const at::Tensor& input : inputs) {
-    request.input.add_chunk(set->add(input, Role::kInput), elements_of(input).numel);
-  }
+  set_chunk_sizes(&request, inputs);
+  add_list(&request.input, set, inputs, Role::kInput);
   add_whole(&request.output, set, {output}, Role::kOutput);
   return request;
 }
@@ -249,6 +315,108 @@ Request reduce_scatter_base_request(TensorSet* set, const Tensors& outputs, cons
   request.layout_hash = layout_hash(outputs);
   add_chunks(&request.input, set, inputs, Role::kInput, world_size);
   add_whole(&request.output, set, outputs, Role::kOutput);
+  return request;
+}
+
+Request reduce_request(TensorSet* set, at::Tensor& tensor, const c10d::ReduceOp& op, int root,
+                       bool is_root) {
+  const Role role = is_root ? Role::kInOut : Role::kInput;
+  check_tensor(tensor, "tensor", role);
+  check_reducible(tensor, "tensor");
+  Request request = make_request(Collective::kReduce, tensor);
+  set_reduce_op(&request, op);
+  request.root = root;
+  request.numel = elements_of(tensor).numel;
+  add_whole(&request.input, set, {tensor}, role);
+  if (is_root) request.output = request.input;
+  return request;
+}
+
+Request gather_request(TensorSet* set, const Tensors& outputs, const at::Tensor& input, int root,
+                       bool is_root, int world_size) {
+  check_tensor(input, "the input tensor", Role::kInput);
+  Request request = make_request(Collective::kGather, input);
+  request.root = root;
+  request.numel = elements_of(input).numel;
+  add_whole(&request.input, set, {input}, Role::kInput);
+  if (!is_root) {
+    PYCOLL_CHECK_ARG(outputs.empty(), "gather_list has ", outputs.size(),
+                     " tensors on a rank that is not the destination; pass None there");
+    return request;
+  }
+  check_count(outputs, "gather_list", world_size);
+  for (size_t r = 0; r < outputs.size(); ++r) {
+    check_tensor(outputs[r], "a tensor of gather_list", Role::kOutput);
+    check_equal_numel(outputs[r], concat("gather_list[", r, "]"), input, "the input tensor");
+  }
+  check_disjoint(outputs, "gather_list");
+  add_list(&request.output, set, outputs, Role::kOutput);
+  return request;
+}
+
+Request scatter_request(TensorSet* set, at::Tensor& output, const Tensors& inputs, int root,
+                        bool is_root, int world_size) {
+  check_tensor(output, "the output tensor", Role::kOutput);
+  Request request = make_request(Collective::kScatter, output);
+  request.root = root;
+  request.numel = elements_of(output).numel;
+  if (is_root) {
+    check_count(inputs, "scatter_list", world_size);
+    for (size_t r = 0; r < inputs.size(); ++r) {
+      check_tensor(inputs[r], "a tensor of scatter_list", Role::kInput);
+      check_equal_numel(inputs[r], concat("scatter_list[", r, "]"), output, "the output tensor");
+    }
+    add_list(&request.input, set, inputs, Role::kInput);
+  } else {
+    PYCOLL_CHECK_ARG(inputs.empty(), "scatter_list has ", inputs.size(),
+                     " tensors on a rank that is not the source; pass None there");
+  }
+  add_whole(&request.output, set, {output}, Role::kOutput);
+  return request;
+}
+
+Request all_to_all_request(TensorSet* set, const Tensors& outputs, const Tensors& inputs,
+                           int world_size) {
+  check_count(outputs, "output_tensor_list", world_size);
+  check_count(inputs, "input_tensor_list", world_size);
+  for (size_t r = 0; r < outputs.size(); ++r) {
+    check_tensor(outputs[r], "a tensor of output_tensor_list", Role::kOutput);
+    check_tensor(inputs[r], "a tensor of input_tensor_list", Role::kInput);
+    check_same_dtype(outputs[r], "a tensor of output_tensor_list", inputs[0],
+                     "the first input tensor");
+    check_same_dtype(inputs[r], "a tensor of input_tensor_list", inputs[0],
+                     "the first input tensor");
+  }
+  check_disjoint(outputs, "output_tensor_list");
+  check_apart(outputs, inputs);
+  Request request = make_request(Collective::kAllToAll, inputs[0]);
+  // A rank cannot know whether the others' chunks have one size too, so lists always show their counts.
+  request.uneven = true;
+  request.layout_hash = kUnevenAllToAll;
+  add_list(&request.input, set, inputs, Role::kInput);
+  add_list(&request.output, set, outputs, Role::kOutput);
+  return request;
+}
+
+Request all_to_all_single_request(TensorSet* set, at::Tensor& output, at::Tensor& input,
+                                  const std::vector<int64_t>& output_splits,
+                                  const std::vector<int64_t>& input_splits, int world_size) {
+  check_tensor(output, "the output tensor", Role::kOutput);
+  check_tensor(input, "the input tensor", Role::kInput);
+  check_same_dtype(output, "the output tensor", input, "the input tensor");
+  check_apart({output}, {input});
+  Request request = make_request(Collective::kAllToAll, input);
+  const std::vector<size_t> in = chunk_sizes(input, input_splits, "input", world_size);
+  const std::vector<size_t> out = chunk_sizes(output, output_splits, "output", world_size);
+  request.uneven = !input_splits.empty() || !output_splits.empty();
+  if (request.uneven) {
+    request.layout_hash = kUnevenAllToAll;
+  } else {
+    check_equal_numel(output, "the output tensor", input, "the input tensor");
+    request.numel = in[0];
+  }
+  add_split(&request.input, set, input, in, Role::kInput);
+  add_split(&request.output, set, output, out, Role::kOutput);
   return request;
 }
 

@@ -25,17 +25,32 @@ Request all_reduce_request(TensorSet* set, at::Tensor& tensor, const c10d::Reduc
 Request all_reduce_coalesced_request(TensorSet* set, const Tensors& tensors,
                                      const c10d::ReduceOp& op);
 Request broadcast_request(TensorSet* set, at::Tensor& tensor, int root, bool is_root);
-// outputs: one tensor a rank, each of the input's size.
+// outputs: one tensor a rank, of the sizes that the ranks' inputs have.
 Request all_gather_request(TensorSet* set, const Tensors& outputs, const at::Tensor& input,
-                           int world_size);
+                           int rank, int world_size);
 // outputs[i] holds world_size times inputs[i]; one operation.
 Request all_gather_base_request(TensorSet* set, const Tensors& outputs, const Tensors& inputs,
                                 int world_size);
-// inputs: one tensor a rank, each of the output's size.
+// inputs: one tensor a rank, of the sizes that the ranks' outputs have.
 Request reduce_scatter_request(TensorSet* set, at::Tensor& output, const Tensors& inputs,
-                               const c10d::ReduceOp& op, int world_size);
+                               const c10d::ReduceOp& op, int rank, int world_size);
 Request reduce_scatter_base_request(TensorSet* set, const Tensors& outputs, const Tensors& inputs,
                                     const c10d::ReduceOp& op, int world_size);
+
+Request reduce_request(TensorSet* set, at::Tensor& tensor, const c10d::ReduceOp& op, int root,
+                       bool is_root);
+// outputs: one tensor a rank at the root, empty elsewhere.
+Request gather_request(TensorSet* set, const Tensors& outputs, const at::Tensor& input, int root,
+                       bool is_root, int world_size);
+// inputs: one tensor a rank at the root, empty elsewhere.
+Request scatter_request(TensorSet* set, at::Tensor& output, const Tensors& inputs, int root,
+                        bool is_root, int world_size);
+Request all_to_all_request(TensorSet* set, const Tensors& outputs, const Tensors& inputs,
+                           int world_size);
+// Split sizes count rows of the first dimension; an empty list divides it evenly.
+Request all_to_all_single_request(TensorSet* set, at::Tensor& output, at::Tensor& input,
+                                  const std::vector<int64_t>& output_splits,
+                                  const std::vector<int64_t>& input_splits, int world_size);
 
 // Splits a list into runs of equal dtype: an operation has one dtype.
 std::vector<Range> runs_of_equal_dtype(const Tensors& tensors);

@@ -122,6 +122,18 @@ void check_disjoint(const std::vector<at::Tensor>& tensors, const char* argument
   }
 }
 
+void check_apart(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
+  for (const at::Tensor& output : outputs) {
+    for (const at::Tensor& input : inputs) {
+      const auto status = at::get_overlap_status(output, input);
+      PYCOLL_CHECK_ARG(
+          status != at::MemOverlapStatus::Full && status != at::MemOverlapStatus::Partial,
+          "an output shares memory with an input, which would be overwritten before it is sent; "
+          "give the outputs memory of their own");
+    }
+  }
+}
+
 void* TensorSet::add(const at::Tensor& tensor, Role role) {
   held_.push_back(tensor);
   if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {

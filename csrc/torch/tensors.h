@@ -33,6 +33,8 @@ void check_same_dtype(const at::Tensor& a, const char* a_name, const at::Tensor&
 
 // Raises kInvalidArgument if two of the tensors share memory: one result would overwrite the other.
 void check_disjoint(const std::vector<at::Tensor>& tensors, const char* argument);
+// Raises kInvalidArgument if an output shares memory with an input.
+void check_apart(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs);
 
 // The tensors of one operation. Those whose logical order is not their order in memory (strides, lazy conjugation or
 // negation) get a contiguous stand-in, filled before the operation reads and copied back after it has written, when it

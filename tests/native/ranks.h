@@ -19,6 +19,7 @@ struct RankOptions {
   std::string algorithm = "auto";
   std::chrono::milliseconds timeout{60000};
   uint64_t first_sequence = 1;
+  InterruptCheck interrupt = {};
 };
 
 // Where the threads of one run meet to make groups.
@@ -66,6 +67,7 @@ class Rank {
     communicator_options.algorithm = options.algorithm;
     communicator_options.timeout = options.timeout;
     communicator_options.first_sequence = options.first_sequence;
+    communicator_options.interrupt = options.interrupt;
     return Communicator::create(&exchange, [this](const Env&) { return runtime_; }, communicator_options);
   }
 

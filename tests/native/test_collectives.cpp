@@ -169,7 +169,7 @@ TEST(sequence_numbers_pass_every_width) {
         [](Communicator& comm) {
           for (int i = 0; i < 16; ++i) check_all_reduce(comm, 100 + static_cast<size_t>(i), false);
         },
-        RankOptions{"auto", kTimeout, start});
+        RankOptions{"auto", kTimeout, start, nullptr});
   }
 }
 

@@ -1,5 +1,5 @@
-// all_gather, direct: every rank shows its tensor, all copy it. Beside the handshake's signal where it fits, else in blocks
-// through staging. Nothing is forwarded: a rank writes its tensor once and reads n - 1 tensors.
+// all_gather, direct: every rank shows its tensor, all copy it. Beside the handshake's signal where all tensors fit there, else
+// in blocks through staging. Nothing is forwarded: a rank writes its tensor once and reads those of the others. Tensors may differ in size.
 #include "collectives/staged_exchange.h"
 
 namespace pycoll {
@@ -9,50 +9,63 @@ namespace {
 void copy_own(const Request& request, size_t rank) {
   const size_t itemsize = request.itemsize();
   request.input.for_each_run(
-      0, 0, request.numel, itemsize, [&](std::byte* data, size_t offset, size_t numel) {
+      0, 0, request.input.numel(0), itemsize, [&](std::byte* data, size_t offset, size_t numel) {
         request.output.for_each_run(rank, offset, numel, itemsize,
                                     [&](std::byte* out, size_t inner, size_t n) {
-                                      if (out != data + inner * itemsize)
+                                      if (out != data + inner * itemsize) {
                                         std::memmove(out, data + inner * itemsize, n * itemsize);
+                                      }
                                     });
       });
 }
 
-void publish(const Context& context) {
+bool publish(const Context& context) {
   const Request& request = context.request;
-  const size_t nbytes = request.nbytes();
-  if (!context.fits_payload(nbytes)) return;
-  request.input.copy_from_chunk(context.my_payload(nbytes), 0, 0, request.numel,
-                                request.itemsize());
-  context.count_written(nbytes);
+  const size_t itemsize = request.itemsize();
+  const size_t most_bytes = request.output.most_numel() * itemsize;
+  if (!context.fits_payload(most_bytes)) return false;
+  const size_t numel = request.input.numel(0);
+  request.input.copy_from_chunk(context.my_payload(most_bytes), 0, 0, numel, itemsize);
+  context.count_written(numel * itemsize);
+  return true;
+}
+
+// Copies what follows `begin` in the tensors of all peers, at most `most` elements each.
+template <class SourceOf>
+void copy_from_peers(const Context& context, size_t begin, size_t most, const SourceOf& source_of) {
+  const Request& request = context.request;
+  for (int r = 0; r < context.world_size(); ++r) {
+    const size_t chunk = static_cast<size_t>(r);
+    const size_t all = request.output.numel(chunk);
+    if (r == context.rank() || begin >= all) continue;
+    const size_t numel = std::min(most, all - begin);
+    request.output.copy_to_chunk(source_of(r), chunk, begin, numel, request.itemsize());
+    context.count_read(numel * request.itemsize());
+  }
 }
 
 Task run(Context context) {
   const Request& request = context.request;
   const size_t itemsize = request.itemsize();
-  const auto copy_from_peers = [&](size_t begin, size_t numel, const auto& source_of) {
-    for (int r = 0; r < context.world_size(); ++r) {
-      if (r == context.rank()) continue;
-      request.output.copy_to_chunk(source_of(r), static_cast<size_t>(r), begin, numel, itemsize);
-      context.count_read(numel * itemsize);
-    }
-  };
+  const size_t most_numel = request.output.most_numel();
+  const size_t most_bytes = most_numel * itemsize;
   copy_own(request, static_cast<size_t>(context.rank()));
-  if (context.fits_payload(request.nbytes())) {
-    copy_from_peers(0, request.numel, [&](int r) { return context.payload(r, request.nbytes()); });
+  if (context.fits_payload(most_bytes)) {
+    copy_from_peers(context, 0, most_numel, [&](int r) { return context.payload(r, most_bytes); });
     co_return;
   }
   const size_t block_numel = context.group.facts().staging_bytes / itemsize;
-  const auto numel_of = [&](size_t block) {
-    return std::min(block_numel, request.numel - block * block_numel);
-  };
-  StagedExchange exchange(context, block_numel * itemsize, ceil_div(request.numel, block_numel));
+  StagedExchange exchange(context, block_numel * itemsize, ceil_div(most_numel, block_numel));
   const auto write = [&](size_t block, std::byte* slot) {
-    request.input.copy_from_chunk(slot, 0, block * block_numel, numel_of(block), itemsize);
-    context.count_written(numel_of(block) * itemsize);
+    const size_t begin = block * block_numel;
+    const size_t all = request.input.numel(0);
+    if (begin >= all) return;
+    const size_t numel = std::min(block_numel, all - begin);
+    request.input.copy_from_chunk(slot, 0, begin, numel, itemsize);
+    context.count_written(numel * itemsize);
   };
   const auto read = [&](size_t block) {
-    copy_from_peers(block * block_numel, numel_of(block),
+    copy_from_peers(context, block * block_numel, block_numel,
                     [&](int r) { return exchange.slot_of(r, block); });
   };
   co_await exchange.run(write, read);

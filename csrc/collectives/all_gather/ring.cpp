@@ -5,7 +5,7 @@
 namespace pycoll {
 namespace {
 
-void publish(const Context&) {}
+bool publish(const Context&) { return false; }
 
 Task run(Context context) {
   const Request& request = context.request;
@@ -16,7 +16,7 @@ Task run(Context context) {
   const auto chunk_at = [&](int step) {
     return static_cast<size_t>(ring::all_gather_chunk(context.rank(), step, n));
   };
-  const auto chunk_numel = [&](size_t) { return request.numel; };
+  const auto chunk_numel = [&](size_t chunk) { return request.output.numel(chunk); };
   const auto handle = [&](const RingItem& item) -> size_t {
     const auto [begin, numel] = item.range;
     const std::byte* source = item.received;
@@ -30,7 +30,8 @@ Task run(Context context) {
     request.output.copy_to_chunk(source, item.chunk, begin, numel, itemsize);
     return item.to_send == nullptr ? 0 : numel * itemsize;
   };
-  co_await ring_pipeline(context, n, segment_numel, request.numel, chunk_at, chunk_numel, handle);
+  co_await ring_pipeline(context, n, segment_numel, request.output.most_numel(), chunk_at,
+                         chunk_numel, handle);
 }
 
 }  // namespace

@@ -3,32 +3,14 @@
 // Small tensors travel beside the handshake's signal, so a call costs one wait for each peer. Larger ones go in blocks through
 // staging. Each rank reads (n - 1) times the tensor: only small tensors gain. Every rank adds in rank order, so the fixed
 // bracketing is kept.
+#include "collectives/one_shot.h"
+
 #include <vector>
 
-#include "collectives/reduction.h"
 #include "collectives/staged_exchange.h"
 
 namespace pycoll {
 namespace {
-
-void publish(const Context& context) {
-  const Request& request = context.request;
-  const size_t nbytes = request.nbytes();
-  if (!context.fits_payload(nbytes)) return;
-  request.input.copy_from_chunk(context.my_payload(nbytes), 0, 0, request.numel,
-                                request.itemsize());
-  context.count_written(nbytes);
-}
-
-void reduce_payloads(const Context& context) {
-  const size_t nbytes = context.request.nbytes();
-  std::vector<const std::byte*> sources(static_cast<size_t>(context.world_size()));
-  for (int r = 0; r < context.world_size(); ++r) {
-    sources[static_cast<size_t>(r)] = context.payload(r, nbytes);
-  }
-  reduce_in_rank_order(context, {0, 0, context.request.numel, 0}, sources.data(), nullptr);
-  context.count_read((sources.size() - 1) * nbytes);
-}
 
 Task run(Context context) {
   const Request& request = context.request;
@@ -60,6 +42,6 @@ Task run(Context context) {
 
 }  // namespace
 
-const Algorithm kAllReduceOneShot{"one_shot", Collective::kAllReduce, publish, run};
+const Algorithm kAllReduceOneShot{"one_shot", Collective::kAllReduce, publish_input, run};
 
 }  // namespace pycoll

@@ -10,7 +10,7 @@
 namespace pycoll {
 namespace {
 
-void publish(const Context&) {}
+bool publish(const Context&) { return false; }
 
 // Adds this rank's contribution to what has been received; the last one finishes the reduction.
 void add_own(const Context& context, const RingItem& item, size_t begin, bool last) {

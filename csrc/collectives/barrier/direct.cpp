@@ -4,7 +4,7 @@
 namespace pycoll {
 namespace {
 
-void publish(const Context&) {}
+bool publish(const Context&) { return true; }
 
 Task run(Context) { co_return; }
 

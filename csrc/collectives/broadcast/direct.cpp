@@ -1,19 +1,15 @@
 // broadcast, direct: the root shows its tensor, all others copy it. Beside the root's signal where it fits, else in blocks
 // through the root's staging. A rank's round of block j says, at the root: it is there; elsewhere: it has been read.
-#include "collectives/algorithm.h"
+#include "collectives/one_shot.h"
 
 namespace pycoll {
 namespace {
 
 constexpr size_t kSlots = 4;
 
-void publish(const Context& context) {
-  const Request& request = context.request;
-  const size_t nbytes = request.nbytes();
-  if (context.rank() != request.root || !context.fits_payload(nbytes)) return;
-  request.input.copy_from_chunk(context.my_payload(nbytes), 0, 0, request.numel,
-                                request.itemsize());
-  context.count_written(nbytes);
+bool publish(const Context& context) {
+  if (context.rank() == context.request.root) return publish_input(context);
+  return context.fits_payload(context.request.nbytes());
 }
 
 Task run(Context context) {

@@ -1,8 +1,9 @@
 // reduce_scatter, direct: every rank shows all chunks of its input but its own; rank r reduces chunk r of all ranks. Beside the
 // handshake's signal where the whole input fits, else in blocks through staging. Reads n - 1 chunks a rank, the least that is
-// possible, and adds in rank order: the fixed bracketing is kept.
+// possible, and adds in rank order: the fixed bracketing is kept. Chunks may differ in size.
 #include <vector>
 
+#include "collectives/chunk_blocks.h"
 #include "collectives/reduction.h"
 #include "collectives/staged_exchange.h"
 
@@ -10,62 +11,63 @@ namespace pycoll {
 namespace {
 
 size_t input_bytes(const Context& context) {
-  return context.request.nbytes() * static_cast<size_t>(context.world_size());
+  return context.request.input.total_numel() * context.request.itemsize();
 }
 
-// Copies elements [begin, begin + numel) of each chunk but this rank's own to `slot`, chunk c at c * stride.
-void show_chunks(const Context& context, size_t begin, size_t numel, std::byte* slot,
-                 size_t stride) {
-  const Request& request = context.request;
-  for (int r = 0; r < context.world_size(); ++r) {
-    if (r == context.rank()) continue;
-    request.input.copy_from_chunk(slot + static_cast<size_t>(r) * stride, static_cast<size_t>(r),
-                                  begin, numel, request.itemsize());
-    context.count_written(numel * request.itemsize());
-  }
+void show(const Context& context, size_t chunk, Range range, std::byte* where) {
+  const size_t itemsize = context.request.itemsize();
+  context.request.input.copy_from_chunk(where, chunk, range.begin, range.numel, itemsize);
+  context.count_written(range.numel * itemsize);
 }
 
-// Reduces the same elements of this rank's chunk; slot_of(r) is what rank r showed.
-template <class SlotOf>
-void reduce_chunk(const Context& context, size_t begin, size_t numel, size_t stride,
-                  const SlotOf& slot_of) {
-  const size_t me = static_cast<size_t>(context.rank());
+// Reduces elements of this rank's chunk; source_of(r) points at those that rank r showed.
+template <class SourceOf>
+void reduce_own(const Context& context, Range range, const SourceOf& source_of) {
   std::vector<const std::byte*> sources(static_cast<size_t>(context.world_size()));
   for (int r = 0; r < context.world_size(); ++r) {
-    sources[static_cast<size_t>(r)] = r == context.rank() ? nullptr : slot_of(r) + me * stride;
+    sources[static_cast<size_t>(r)] = r == context.rank() ? nullptr : source_of(r);
   }
-  reduce_in_rank_order(context, {me, begin, numel, begin}, sources.data(), nullptr);
-  context.count_read((sources.size() - 1) * numel * context.request.itemsize());
+  reduce_in_rank_order(context,
+                       {static_cast<size_t>(context.rank()), range.begin, range.numel, range.begin},
+                       sources.data(), nullptr);
+  context.count_read((sources.size() - 1) * range.numel * context.request.itemsize());
 }
 
-void publish(const Context& context) {
-  if (!context.fits_payload(input_bytes(context))) return;
+bool publish(const Context& context) {
   const Request& request = context.request;
-  show_chunks(context, 0, request.numel, context.my_payload(input_bytes(context)),
-              request.nbytes());
+  const size_t nbytes = input_bytes(context);
+  if (!context.fits_payload(nbytes)) return false;
+  std::byte* payload = context.my_payload(nbytes);
+  for (size_t chunk = 0; chunk < request.input.num_chunks(); ++chunk) {
+    const size_t numel = request.input.numel(chunk);
+    if (static_cast<int>(chunk) != context.rank()) show(context, chunk, {0, numel}, payload);
+    payload += numel * request.itemsize();
+  }
+  return true;
 }
 
 Task run(Context context) {
   const Request& request = context.request;
-  if (context.fits_payload(input_bytes(context))) {
-    reduce_chunk(context, 0, request.numel, request.nbytes(),
-                 [&](int r) { return context.payload(r, input_bytes(context)); });
+  const size_t me = static_cast<size_t>(context.rank());
+  const size_t my_numel = request.input.numel(me);
+  const size_t nbytes = input_bytes(context);
+  if (context.fits_payload(nbytes)) {
+    const size_t offset = packed_begin(request.input, me) * request.itemsize();
+    reduce_own(context, {0, my_numel}, [&](int r) { return context.payload(r, nbytes) + offset; });
     co_return;
   }
+  const ChunkBlocks blocks(context, request.input.most_numel());
   const size_t n = static_cast<size_t>(context.world_size());
-  const size_t block_numel =
-      std::max<size_t>(1, context.group.facts().staging_bytes / n / request.itemsize());
-  const size_t stride = round_up(block_numel * request.itemsize(), 64);
-  const auto numel_of = [&](size_t block) {
-    return std::min(block_numel, request.numel - block * block_numel);
-  };
-  StagedExchange exchange(context, n * stride, ceil_div(request.numel, block_numel));
+  StagedExchange exchange(context, n * blocks.stride, blocks.num_blocks);
   const auto write = [&](size_t block, std::byte* slot) {
-    show_chunks(context, block * block_numel, numel_of(block), slot, stride);
+    for (size_t chunk = 0; chunk < n; ++chunk) {
+      const Range strip = blocks.strip(block, request.input.numel(chunk));
+      if (chunk != me) show(context, chunk, strip, slot + chunk * blocks.stride);
+    }
   };
   const auto read = [&](size_t block) {
-    reduce_chunk(context, block * block_numel, numel_of(block), stride,
-                 [&](int r) { return exchange.slot_of(r, block); });
+    reduce_own(context, blocks.strip(block, my_numel),
+               [&](int r) { return exchange.slot_of(r, block) + me * blocks.stride; });
   };
   co_await exchange.run(write, read);
 }

@@ -7,7 +7,7 @@
 namespace pycoll {
 namespace {
 
-void publish(const Context&) {}
+bool publish(const Context&) { return false; }
 
 Task run(Context context) {
   const Request& request = context.request;
@@ -19,7 +19,7 @@ Task run(Context context) {
   const auto chunk_at = [&](int step) {
     return static_cast<size_t>(ring::all_reduce_chunk(context.rank(), step, n));
   };
-  const auto chunk_numel = [&](size_t) { return request.numel; };
+  const auto chunk_numel = [&](size_t chunk) { return request.input.numel(chunk); };
   const auto handle = [&](const RingItem& item) -> size_t {
     const auto [begin, numel] = item.range;
     const bool last = item.to_send == nullptr;
@@ -49,7 +49,8 @@ Task run(Context context) {
     if (item.received != nullptr) context.count_read(numel * wide);
     return last ? 0 : numel * wide;
   };
-  co_await ring_pipeline(context, n, segment_numel, request.numel, chunk_at, chunk_numel, handle);
+  co_await ring_pipeline(context, n, segment_numel, request.input.most_numel(), chunk_at,
+                         chunk_numel, handle);
 }
 
 }  // namespace
