@@ -166,6 +166,11 @@ Wait Group::message_lane_offered(int peer) const {
   return Wait{member(peer).page->message_lane(rank_, facts_.payload_bytes, world_size()), 1, peer};
 }
 
+void Group::post_monitored(uint64_t number) {
+  self().page->monitored.store(number, std::memory_order_seq_cst);
+  ring_everyone();
+}
+
 bool Group::has_left(int peer) const {
   const GroupPage& page = *member(peer).page;
   return page.state.load(std::memory_order_acquire) == static_cast<uint32_t>(GroupState::kClosed) ||

@@ -85,6 +85,12 @@ class Group {
   // Gives a region back once no member can look at it any more.
   void keep_until_closed(Region region);
 
+  // ---- monitored barriers: reached, or (after a failure) not reached after all
+  void post_monitored(uint64_t number);
+  Wait monitored(int peer, uint64_t number) const {
+    return Wait{&member(peer).page->monitored, number, peer};
+  }
+
   // ---- state, from any thread
   // The first reason given counts.
   void poison(ErrorKind kind, const std::string& reason);

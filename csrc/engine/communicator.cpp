@@ -314,6 +314,51 @@ void Communicator::drive_in_background(const std::shared_ptr<Operation>& operati
     runtime_->progress_engine->activate(driver_of(*operation));
 }
 
+// The words are those that programs written for torch's own monitored barrier look for.
+std::string Communicator::monitored_failure(const std::vector<int>& missing,
+                                            std::chrono::milliseconds timeout) const {
+  std::string ranks = missing.size() == 1 ? "Rank " : "Ranks ";
+  for (size_t i = 0; i < missing.size(); ++i) ranks += concat(i == 0 ? "" : ", ", missing[i]);
+  const std::string text =
+      concat(ranks, " failed to pass monitoredBarrier in ", timeout.count(), " ms");
+  if (rank_ != 0) {
+    return concat("Rank ", rank_,
+                  " successfully reached monitoredBarrier, but received errors while ",
+                  "waiting for send/recv from rank 0: ", text);
+  }
+  return timeout.count() == 0 ? concat("Rank 0 timed out in monitoredBarrier: ", text) : text;
+}
+
+void Communicator::monitored_barrier(std::chrono::milliseconds timeout, bool wait_all_ranks) {
+  check_open();
+  if (group_ == nullptr) return;
+  group_->check_usable();
+  std::lock_guard<std::mutex> lock(monitored_mutex_);
+  const Deadline deadline = Deadline::after(timeout);
+  const uint64_t number = monitored_ + 1;
+  group_->post_monitored(number);
+  std::vector<int> missing;
+  for (int r = 0; r < world_size_; ++r) {
+    const Wait wait = group_->monitored(r, number);
+    const auto arrived = [&] { return wait.ready(); };
+    while (!wait_slice(arrived, runtime_->endpoint->bell(), spin_, deadline)) {
+      if (interrupt_) interrupt_();
+      group_->check_member(r);
+      if (deadline.passed()) {
+        missing.push_back(r);
+        break;
+      }
+    }
+    if (!missing.empty() && !wait_all_ranks) break;
+  }
+  if (missing.empty()) {
+    monitored_ = number;
+    return;
+  }
+  group_->post_monitored(monitored_);
+  fail(ErrorKind::kTimeout, monitored_failure(missing, timeout));
+}
+
 // ---- the end
 
 void Communicator::abort(const std::string& reason) {

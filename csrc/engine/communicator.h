@@ -64,6 +64,10 @@ class Communicator {
                                      std::chrono::milliseconds timeout,
                                      std::function<void()> after);
 
+  // Returns when all ranks have called it. Otherwise raises kTimeout after `timeout`, naming the ranks that have not (the first
+  // one only, unless `wait_all_ranks`); then it may be called again. Independent of the other operations.
+  void monitored_barrier(std::chrono::milliseconds timeout, bool wait_all_ranks);
+
   // Until the operation has finished, or (false) `patience` is over; then it may be waited for again. Does not raise its
   // error. An interrupt leaves the operation going on.
   bool wait(const std::shared_ptr<Operation>& operation, Deadline patience);
@@ -94,6 +98,8 @@ class Communicator {
   std::shared_ptr<CollectiveOperation> submit(Request request, std::chrono::milliseconds timeout);
   void check_peer(const char* argument, int peer) const;
   void flush(Deadline deadline);
+  std::string monitored_failure(const std::vector<int>& missing,
+                                std::chrono::milliseconds timeout) const;
 
   const int rank_;
   const int world_size_;
@@ -110,6 +116,8 @@ class Communicator {
   std::shared_ptr<CollectiveQueue> collectives_;
   std::shared_ptr<MessageQueue> messages_;
   SpinPolicy spin_;
+  std::mutex monitored_mutex_;
+  uint64_t monitored_ = 0;  // barriers passed
 };
 
 }  // namespace pycoll

@@ -40,6 +40,9 @@ struct GroupPage {
   std::atomic<uint64_t>
       staging_offset;  // in the owner's segment, before the operation's first round
 
+  // Monitored barriers that the owner has reached; the only signal that may be taken back.
+  alignas(64) std::atomic<uint64_t> monitored;
+
   // Used in the page of rank 0 only. Written by all.
   Counter handshake_arrivals;
   Counter round_arrivals[kRoundCounters];

@@ -5,6 +5,7 @@
 #include "torch/errors.h"
 #include "torch/requests.h"
 #include "torch/runtime.h"
+#include "torch/sparse.h"
 #include "torch/store_adapter.h"
 
 namespace pycoll::torch_adapter {
@@ -25,6 +26,7 @@ const char* profiler_title(c10d::OpType type) {
   switch (type) {
     case c10d::OpType::ALLREDUCE:
     case c10d::OpType::ALLREDUCE_COALESCED:
+    case c10d::OpType::_ALLREDUCE_SPARSE:
       return "pycoll:all_reduce";
     case c10d::OpType::BROADCAST:
       return "pycoll:broadcast";
@@ -58,6 +60,12 @@ const char* profiler_title(c10d::OpType type) {
     default:
       return "pycoll:unknown";
   }
+}
+
+// Input tensors for a profiler, if there is one.
+template <class Get>
+Tensors profiled(const Get& get) {
+  return at::hasCallbacks() ? get() : Tensors{};
 }
 
 Tensors flatten(const std::vector<Tensors>& lists) {
@@ -138,7 +146,7 @@ template <class Build>
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launch(const Call& call, Tensors outputs,
                                                        const Build& build) {
   auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, call.type,
-                                              profiler_title(call.type), outputs);
+                                              profiler_title(call.type), call.inputs, outputs);
   translated([&] {
     std::vector<Request> requests;
     try {
@@ -166,9 +174,33 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launch(const Call& call, Tensors
   return work;
 }
 
+// How much the ranks have to exchange shows on the way, so this one blocks, and returns a work that is complete.
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::all_reduce_sparse_now(
+    Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  constexpr c10d::OpType kType = c10d::OpType::_ALLREDUCE_SPARSE;
+  auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, kType,
+                                              profiler_title(kType), tensors, tensors);
+  translated([&] {
+    try {
+      all_reduce_sparse(communicator_.get(), tensors[0], opts.reduceOp, effective(opts.timeout));
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::kInvalidArgument) {
+        communicator_->refuse(Collective::kAllGather, error.what());
+      }
+      throw;
+    }
+  });
+  work->started();
+  return work;
+}
+
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allreduce(Tensors& tensors,
                                                           const c10d::AllreduceOptions& opts) {
-  return launch({c10d::OpType::ALLREDUCE, Collective::kAllReduce, opts.timeout, opts.asyncOp},
+  if (tensors.size() == 1 && tensors[0].layout() == at::kSparse) {
+    return all_reduce_sparse_now(tensors, opts);
+  }
+  return launch({c10d::OpType::ALLREDUCE, Collective::kAllReduce, opts.timeout, opts.asyncOp,
+                 profiled([&] { return tensors; })},
                 tensors, [&](TensorSet* set) {
                   return std::vector<Request>{
                       all_reduce_request(set, only(tensors, "tensors"), opts.reduceOp)};
@@ -177,19 +209,20 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allreduce(Tensors& tensors,
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  return launch(
-      {c10d::OpType::ALLREDUCE_COALESCED, Collective::kAllReduce, opts.timeout, opts.asyncOp},
-      tensors, [&](TensorSet* set) {
-        return for_runs(tensors, [&](Range run) {
-          return all_reduce_coalesced_request(set, slice(tensors, run), opts.reduceOp);
-        });
-      });
+  return launch({c10d::OpType::ALLREDUCE_COALESCED, Collective::kAllReduce, opts.timeout,
+                 opts.asyncOp, profiled([&] { return tensors; })},
+                tensors, [&](TensorSet* set) {
+                  return for_runs(tensors, [&](Range run) {
+                    return all_reduce_coalesced_request(set, slice(tensors, run), opts.reduceOp);
+                  });
+                });
 }
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::broadcast(Tensors& tensors,
                                                           const c10d::BroadcastOptions& opts) {
   const bool is_root = opts.rootRank == getRank();
-  return launch({c10d::OpType::BROADCAST, Collective::kBroadcast, opts.timeout, opts.asyncOp},
+  return launch({c10d::OpType::BROADCAST, Collective::kBroadcast, opts.timeout, opts.asyncOp,
+                 profiled([&] { return tensors; })},
                 tensors, [&](TensorSet* set) {
                   return std::vector<Request>{broadcast_request(
                       set, only(tensors, "tensors"), static_cast<int>(opts.rootRank), is_root)};
@@ -199,7 +232,8 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::broadcast(Tensors& tensors,
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather(std::vector<Tensors>& outputs,
                                                           Tensors& inputs,
                                                           const c10d::AllgatherOptions& opts) {
-  return launch({c10d::OpType::ALLGATHER, Collective::kAllGather, opts.timeout, opts.asyncOp},
+  return launch({c10d::OpType::ALLGATHER, Collective::kAllGather, opts.timeout, opts.asyncOp,
+                 profiled([&] { return inputs; })},
                 flatten(outputs), [&](TensorSet* set) {
                   return std::vector<Request>{
                       all_gather_request(set, only_list(outputs, "tensor_list"),
@@ -210,8 +244,9 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather(std::vector<Tensors>& 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   return launch(
-      {c10d::OpType::_ALLGATHER_BASE, Collective::kAllGather, opts.timeout, opts.asyncOp}, {output},
-      [&](TensorSet* set) {
+      {c10d::OpType::_ALLGATHER_BASE, Collective::kAllGather, opts.timeout, opts.asyncOp,
+       profiled([&] { return Tensors{input}; })},
+      {output}, [&](TensorSet* set) {
         return std::vector<Request>{all_gather_base_request(set, {output}, {input}, getSize())};
       });
 }
@@ -220,7 +255,8 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::_allgather_base(
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather_coalesced(
     std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   return launch(
-      {c10d::OpType::ALLGATHER_COALESCED, Collective::kAllGather, opts.timeout, opts.asyncOp},
+      {c10d::OpType::ALLGATHER_COALESCED, Collective::kAllGather, opts.timeout, opts.asyncOp,
+       profiled([&] { return inputs; })},
       flatten(outputs), [&](TensorSet* set) {
         std::vector<Request> requests;
         for (size_t i = 0; i < inputs.size(); ++i) {
@@ -239,43 +275,44 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather_coalesced(
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
-  return launch(
-      {c10d::OpType::ALLGATHER_COALESCED, Collective::kAllGather, opts.timeout, opts.asyncOp},
-      outputs, [&](TensorSet* set) {
-        PYCOLL_CHECK_ARG(outputs.size() == inputs.size(), "there are ", outputs.size(),
-                         " output tensors and ", inputs.size(),
-                         " input tensors; pass equally many");
-        return for_runs(inputs, [&](Range run) {
-          return all_gather_base_request(set, slice(outputs, run), slice(inputs, run), getSize());
-        });
-      });
+  return launch({c10d::OpType::ALLGATHER_COALESCED, Collective::kAllGather, opts.timeout,
+                 opts.asyncOp, profiled([&] { return inputs; })},
+                outputs, [&](TensorSet* set) {
+                  PYCOLL_CHECK_ARG(outputs.size() == inputs.size(), "there are ", outputs.size(),
+                                   " output tensors and ", inputs.size(),
+                                   " input tensors; pass equally many");
+                  return for_runs(inputs, [&](Range run) {
+                    return all_gather_base_request(set, slice(outputs, run), slice(inputs, run),
+                                                   getSize());
+                  });
+                });
 }
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce_scatter(
     Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& opts) {
-  return launch(
-      {c10d::OpType::REDUCE_SCATTER, Collective::kReduceScatter, opts.timeout, opts.asyncOp},
-      outputs, [&](TensorSet* set) {
-        return std::vector<Request>{reduce_scatter_request(set, only(outputs, "the output"),
-                                                           only_list(inputs, "input_list"),
-                                                           opts.reduceOp, getRank(), getSize())};
-      });
+  return launch({c10d::OpType::REDUCE_SCATTER, Collective::kReduceScatter, opts.timeout,
+                 opts.asyncOp, profiled([&] { return flatten(inputs); })},
+                outputs, [&](TensorSet* set) {
+                  return std::vector<Request>{reduce_scatter_request(
+                      set, only(outputs, "the output"), only_list(inputs, "input_list"),
+                      opts.reduceOp, getRank(), getSize())};
+                });
 }
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
-  return launch(
-      {c10d::OpType::_REDUCE_SCATTER_BASE, Collective::kReduceScatter, opts.timeout, opts.asyncOp},
-      {output}, [&](TensorSet* set) {
-        return std::vector<Request>{
-            reduce_scatter_base_request(set, {output}, {input}, opts.reduceOp, getSize())};
-      });
+  return launch({c10d::OpType::_REDUCE_SCATTER_BASE, Collective::kReduceScatter, opts.timeout,
+                 opts.asyncOp, profiled([&] { return Tensors{input}; })},
+                {output}, [&](TensorSet* set) {
+                  return std::vector<Request>{reduce_scatter_base_request(
+                      set, {output}, {input}, opts.reduceOp, getSize())};
+                });
 }
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
   return launch({c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, Collective::kReduceScatter,
-                 opts.timeout, opts.asyncOp},
+                 opts.timeout, opts.asyncOp, profiled([&] { return inputs; })},
                 outputs, [&](TensorSet* set) {
                   PYCOLL_CHECK_ARG(outputs.size() == inputs.size(), "there are ", outputs.size(),
                                    " output tensors and ", inputs.size(),
@@ -291,7 +328,8 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce(Tensors& tensors,
                                                        const c10d::ReduceOptions& opts) {
   const bool is_root = opts.rootRank == getRank();
   return launch(
-      {c10d::OpType::REDUCE, Collective::kReduce, opts.timeout, opts.asyncOp},
+      {c10d::OpType::REDUCE, Collective::kReduce, opts.timeout, opts.asyncOp,
+       profiled([&] { return tensors; })},
       is_root ? tensors : Tensors{}, [&](TensorSet* set) {
         return std::vector<Request>{reduce_request(set, only(tensors, "tensors"), opts.reduceOp,
                                                    static_cast<int>(opts.rootRank), is_root)};
@@ -303,8 +341,9 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::gather(std::vector<Tensors>& out
                                                        const c10d::GatherOptions& opts) {
   const bool is_root = opts.rootRank == getRank();
   return launch(
-      {c10d::OpType::GATHER, Collective::kGather, opts.timeout, opts.asyncOp}, flatten(outputs),
-      [&](TensorSet* set) {
+      {c10d::OpType::GATHER, Collective::kGather, opts.timeout, opts.asyncOp,
+       profiled([&] { return inputs; })},
+      flatten(outputs), [&](TensorSet* set) {
         return std::vector<Request>{gather_request(
             set, outputs.empty() ? Tensors{} : only_list(outputs, "gather_list"),
             only(inputs, "the input"), static_cast<int>(opts.rootRank), is_root, getSize())};
@@ -315,8 +354,9 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::scatter(Tensors& outputs,
                                                         std::vector<Tensors>& inputs,
                                                         const c10d::ScatterOptions& opts) {
   const bool is_root = opts.rootRank == getRank();
-  return launch({c10d::OpType::SCATTER, Collective::kScatter, opts.timeout, opts.asyncOp}, outputs,
-                [&](TensorSet* set) {
+  return launch({c10d::OpType::SCATTER, Collective::kScatter, opts.timeout, opts.asyncOp,
+                 profiled([&] { return flatten(inputs); })},
+                outputs, [&](TensorSet* set) {
                   return std::vector<Request>{scatter_request(
                       set, only(outputs, "the output"),
                       inputs.empty() ? Tensors{} : only_list(inputs, "scatter_list"),
@@ -328,7 +368,8 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::alltoall_base(at::Tensor& output
                                                               std::vector<int64_t>& output_splits,
                                                               std::vector<int64_t>& input_splits,
                                                               const c10d::AllToAllOptions& opts) {
-  return launch({c10d::OpType::ALLTOALL_BASE, Collective::kAllToAll, opts.timeout, opts.asyncOp},
+  return launch({c10d::OpType::ALLTOALL_BASE, Collective::kAllToAll, opts.timeout, opts.asyncOp,
+                 profiled([&] { return Tensors{input}; })},
                 {output}, [&](TensorSet* set) {
                   return std::vector<Request>{all_to_all_single_request(
                       set, output, input, output_splits, input_splits, getSize())};
@@ -337,21 +378,26 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::alltoall_base(at::Tensor& output
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::alltoall(Tensors& outputs, Tensors& inputs,
                                                          const c10d::AllToAllOptions& opts) {
-  return launch({c10d::OpType::ALLTOALL, Collective::kAllToAll, opts.timeout, opts.asyncOp},
+  return launch({c10d::OpType::ALLTOALL, Collective::kAllToAll, opts.timeout, opts.asyncOp,
+                 profiled([&] { return inputs; })},
                 outputs, [&](TensorSet* set) {
                   return std::vector<Request>{all_to_all_request(set, outputs, inputs, getSize())};
                 });
 }
 
+void ProcessGroupPycoll::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  translated([&] { communicator_->monitored_barrier(effective(opts.timeout), wait_all_ranks); });
+}
+
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::barrier(const c10d::BarrierOptions& opts) {
-  return launch({c10d::OpType::BARRIER, Collective::kBarrier, opts.timeout, opts.asyncOp}, {},
+  return launch({c10d::OpType::BARRIER, Collective::kBarrier, opts.timeout, opts.asyncOp, {}}, {},
                 [](TensorSet*) { return std::vector<Request>(1); });
 }
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::send(Tensors& tensors, int dst, int tag) {
   constexpr c10d::OpType kType = c10d::OpType::SEND;
   auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, kType,
-                                              profiler_title(kType), Tensors{});
+                                              profiler_title(kType), tensors, Tensors{});
   translated([&] {
     const at::Tensor& tensor = only(tensors, "tensors");
     check_tensor(tensor, "tensor", Role::kInput);
@@ -369,7 +415,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::send(Tensors& tensors, int dst, 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::receive(Tensors& tensors, int src, int tag,
                                                         c10d::OpType type) {
   auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, type, profiler_title(type),
-                                              tensors);
+                                              tensors, tensors);
   translated([&] {
     const at::Tensor& tensor = only(tensors, "tensors");
     check_tensor(tensor, "tensor", Role::kOutput);

@@ -75,6 +75,7 @@ class ProcessGroupPycoll final : public c10d::Backend {
                         std::vector<int64_t>& input_splits,
                         const c10d::AllToAllOptions& opts) override;
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
   WorkPtr send(Tensors& tensors, int dst, int tag) override;
   WorkPtr recv(Tensors& tensors, int src, int tag) override;
@@ -87,9 +88,11 @@ class ProcessGroupPycoll final : public c10d::Backend {
     Collective collective;
     std::chrono::milliseconds timeout;
     bool async;
+    Tensors inputs;  // for a profiler's eyes; empty without one
   };
   template <class Build>
   WorkPtr launch(const Call& call, Tensors outputs, const Build& build);
+  WorkPtr all_reduce_sparse_now(Tensors& tensors, const c10d::AllreduceOptions& opts);
   WorkPtr receive(Tensors& tensors, int src, int tag, c10d::OpType type);
   std::chrono::milliseconds effective(std::chrono::milliseconds timeout) const;
 

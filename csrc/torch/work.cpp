@@ -8,8 +8,8 @@ namespace pycoll::torch_adapter {
 
 PycollWork::PycollWork(std::shared_ptr<Communicator> communicator,
                        std::shared_ptr<InFlight> in_flight, c10d::OpType type, const char* title,
-                       std::vector<at::Tensor> outputs)
-    : Work(communicator->rank(), type, title),
+                       const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs)
+    : Work(communicator->rank(), type, title, inputs),
       communicator_(std::move(communicator)),
       in_flight_(std::move(in_flight)),
       outputs_(std::move(outputs)) {}

@@ -15,9 +15,10 @@ class InFlight;
 
 class PycollWork final : public c10d::Work {
  public:
-  // `title` names the profiler's range, null without a profiler.
+  // `title` names the profiler's range, null without a profiler; `inputs` are what it shows of it.
   PycollWork(std::shared_ptr<Communicator> communicator, std::shared_ptr<InFlight> in_flight,
-             c10d::OpType type, const char* title, std::vector<at::Tensor> outputs);
+             c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
+             std::vector<at::Tensor> outputs);
 
   // Before the operations are started: their hooks refer to it.
   TensorSet& tensors() { return tensors_; }

@@ -149,6 +149,10 @@ namespace {
 void fill(std::byte* data, size_t nbytes, DType dtype, unsigned seed) {
   std::mt19937 random(seed);
   for (size_t i = 0; i < nbytes; ++i) data[i] = static_cast<std::byte>(random());
+  // Sums of 64-bit integers are far from the ends of 128 bits.
+  for (size_t i = 0; dtype == DType::kInt128 && i + 16 <= nbytes; i += 16) {
+    std::memset(data + i + 8, (data[i + 7] & std::byte{0x80}) != std::byte{0} ? 0xff : 0, 8);
+  }
   const bool wide = dtype == DType::kFloat32 || dtype == DType::kComplex64;
   for (size_t i = 0; wide && i + 4 <= nbytes; i += 8) {
     const float x = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 7;

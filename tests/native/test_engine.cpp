@@ -188,9 +188,8 @@ TEST(timeout_behind_another_operation) {
     const int64_t start = now_ns();
     comm.wait(second.operation, Deadline::after(milliseconds(1000)));
     CHECK(ms_since(start) < 600, "100 ms became %ld ms", ms_since(start));
-    if (second.operation->finished()) {
-      CHECK(contains(text_of(second.operation, ErrorKind::kTimeout), "Timed out waiting 100 ms"));
-    }
+    CHECK(second.operation->finished() && second.operation->error() != nullptr);
+    CHECK(contains(comm.failure(), "Timed out waiting 100 ms"));
   });
 }
 
@@ -423,7 +422,7 @@ TEST(groups_leave_nothing_behind) {
   std::atomic<size_t> files_early{0}, threads_early{0};
   run_runtimes(3, [&](Rank& rank) {
     Arena& arena = rank.runtime()->endpoint->arena();
-    size_t bytes_early = 0;
+    size_t most = 0, most_early = 0;
     for (int i = 0; i < 200; ++i) {
       const auto group = rank.make_group(RankOptions{i % 2 == 0 ? "auto" : "ring"});
       Sum sum(*group, i % 3 == 0 ? kLarge : 10);
@@ -434,13 +433,15 @@ TEST(groups_leave_nothing_behind) {
       const OperationPtr received = group->receive(byte.data(), 1, DType::kUInt8, previous, 0, kTimeout, nullptr);
       CHECK(group->wait(received, Deadline::never()) && group->wait(sent, Deadline::never()));
       group->close(milliseconds(1000));
-      if (i == 50) {
-        bytes_early = arena.bytes_in_use();
+      // What is pending is counted until the arena needs room, so the sum goes up and down.
+      most = std::max(most, arena.bytes_in_use());
+      if (i == 100) {
+        most_early = most;
         files_early = open_files();
         threads_early = threads();
       }
     }
-    CHECK(arena.bytes_in_use() <= bytes_early * 2, "%zu bytes became %zu", bytes_early, arena.bytes_in_use());
+    CHECK(most <= most_early + most_early / 2, "%zu bytes became %zu", most_early, most);
     CHECK(open_files() <= files_early + 2, "%zu files became %zu", files_early.load(), open_files());
     CHECK(threads() <= threads_early + 2, "%zu threads became %zu", threads_early.load(), threads());
   });
