@@ -99,7 +99,10 @@ std::vector<Request> for_runs(const Tensors& leading, const Make& make) {
 ProcessGroupPycoll::ProcessGroupPycoll(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                        int size, c10::intrusive_ptr<PycollOptions> options,
                                        Interpreter interpreter)
-    : Backend(rank, size), options_(std::move(options)), interpreter_(std::move(interpreter)) {
+    : Backend(rank, size),
+      options_(std::move(options)),
+      interpreter_(std::move(interpreter)),
+      store_(store) {
   init();
   StoreAdapter adapter(store);
   StoreExchange exchange(&adapter, store_prefix(options_->global_ranks_in_group), rank, size);

@@ -42,6 +42,17 @@ class ProcessGroupPycoll final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return communicator_->sequence() - 1; }
   c10d::ErrorType getError() override;
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const std::vector<int>& ranks,
+                                    const c10::intrusive_ptr<Options>& opts) override;
+  c10::intrusive_ptr<Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const c10::intrusive_ptr<Options>& opts, const int& rank,
+                                    const int& size) override;
+  bool supportsShrinking() const override { return true; }
+  // Collective over the ranks that stay, also when the others are dead.
+  c10::intrusive_ptr<Backend> shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+                                     const c10::intrusive_ptr<Options>& opts) override;
   void abort() override;
   void shutdown() override;
 
@@ -90,6 +101,9 @@ class ProcessGroupPycoll final : public c10d::Backend {
     bool async;
     Tensors inputs;  // for a profiler's eyes; empty without one
   };
+  c10::intrusive_ptr<Backend> subgroup(const c10::intrusive_ptr<c10d::Store>& store,
+                                       const std::vector<int>& ranks,
+                                       const c10::intrusive_ptr<Options>& given) const;
   template <class Build>
   WorkPtr launch(const Call& call, Tensors outputs, const Build& build);
   WorkPtr all_reduce_sparse_now(Tensors& tensors, const c10d::AllreduceOptions& opts);
@@ -98,6 +112,8 @@ class ProcessGroupPycoll final : public c10d::Backend {
 
   c10::intrusive_ptr<PycollOptions> options_;
   const Interpreter interpreter_;
+  const c10::intrusive_ptr<c10d::Store> store_;
+  int shrinks_ = 0;
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();
 };
