@@ -17,7 +17,8 @@ The arithmetic is pycoll's contract, bit for bit:
 - *Complex.* SUM, AVG and PREMUL_SUM act on both parts; PRODUCT is ``(ac - bd) + (ad + bc)i``, each
   of its operations rounded on its own; there is no order, so MIN and MAX are refused.
 - *NaN.* MIN and MAX return NaN wherever any rank holds one.
-- *PREMUL_SUM.* Each contribution is multiplied by the factor in the accumulate type, then added.
+- *PREMUL_SUM.* Each contribution is multiplied by its rank's factor in the accumulate type, then
+  added.
 
 Operations are named by lower-case strings (`OPS`): nothing here needs ``torch.distributed``.
 """
@@ -30,6 +31,8 @@ import torch
 from torch import Tensor
 
 Combine = Callable[[Tensor, Tensor], Tensor]
+# The multiplier of "premul_sum": one for all ranks, or one for each.
+Factor = float | Sequence[float]
 
 OPS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor", "premul_sum")
 
@@ -74,11 +77,11 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def reduce_ranks(
-    inputs: Sequence[Tensor], op: str = "sum", *, factor: float | None = None
+    inputs: Sequence[Tensor], op: str = "sum", *, factor: Factor | None = None
 ) -> Tensor:
     """Combine one tensor per rank, all of the same shape and dtype, into one.
 
-    `factor` is the multiplier of "premul_sum" and belongs to no other op.
+    `factor` belongs to "premul_sum" and to no other op.
     """
     dtype = inputs[0].dtype
     if not is_valid(op, dtype):
@@ -104,7 +107,7 @@ def reduce_ranks(
 
 
 def all_reduce(
-    inputs: Sequence[Tensor], op: str = "sum", *, factor: float | None = None
+    inputs: Sequence[Tensor], op: str = "sum", *, factor: Factor | None = None
 ) -> list[Tensor]:
     """Every rank gets the reduction of all inputs."""
     total = reduce_ranks(inputs, op, factor=factor)
@@ -112,7 +115,7 @@ def all_reduce(
 
 
 def reduce(
-    inputs: Sequence[Tensor], dst: int, op: str = "sum", *, factor: float | None = None
+    inputs: Sequence[Tensor], dst: int, op: str = "sum", *, factor: Factor | None = None
 ) -> list[Tensor]:
     """Rank `dst` gets the reduction; every other rank keeps what it put in."""
     outputs = [_settled(x) for x in inputs]
@@ -121,7 +124,7 @@ def reduce(
 
 
 def reduce_scatter(
-    inputs: Sequence[Sequence[Tensor]], op: str = "sum", *, factor: float | None = None
+    inputs: Sequence[Sequence[Tensor]], op: str = "sum", *, factor: Factor | None = None
 ) -> list[Tensor]:
     """The list form: rank `r` gets the reduction of ``inputs[s][r]`` over all ranks `s`.
 
@@ -135,7 +138,7 @@ def reduce_scatter(
 
 
 def reduce_scatter_tensor(
-    inputs: Sequence[Tensor], op: str = "sum", *, factor: float | None = None
+    inputs: Sequence[Tensor], op: str = "sum", *, factor: Factor | None = None
 ) -> list[Tensor]:
     """The tensor form: the reduction is cut along dim 0 into equal chunks, one per rank.
 
@@ -252,12 +255,13 @@ def _larger(total: Tensor, x: Tensor) -> Tensor:
     return torch.where((x > total) | x.isnan(), x, total)
 
 
-def _reduce_floats(contributions: Sequence[Tensor], op: str, factor: float | None) -> Tensor:
+def _reduce_floats(contributions: Sequence[Tensor], op: str, factor: Factor | None) -> Tensor:
     dtype = contributions[0].dtype
     wide = [x.to(accumulate_dtype(dtype)) for x in contributions]
-    if op == "premul_sum":
-        scale = torch.tensor(factor, dtype=wide[0].dtype)
-        wide = [x * scale for x in wide]
+    if factor is not None:
+        factors = factor if isinstance(factor, Sequence) else [factor] * len(wide)
+        scales = torch.tensor(factors, dtype=wide[0].dtype)
+        wide = [x * scale for x, scale in zip(wide, scales, strict=True)]
     combines: dict[str, Combine] = {"min": _smaller, "max": _larger, "product": torch.mul}
     total = _in_rank_order(wide, combines.get(op, torch.add))
     if op == "avg":
@@ -265,7 +269,7 @@ def _reduce_floats(contributions: Sequence[Tensor], op: str, factor: float | Non
     return total.to(dtype)
 
 
-def _reduce_complex(contributions: Sequence[Tensor], op: str, factor: float | None) -> Tensor:
+def _reduce_complex(contributions: Sequence[Tensor], op: str, factor: Factor | None) -> Tensor:
     parts = [torch.view_as_real(x) for x in contributions]
     if op == "product":
         wide = [x.to(accumulate_dtype(x.dtype)) for x in parts]

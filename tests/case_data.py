@@ -12,7 +12,9 @@ from torch import Tensor
 
 from pycoll import reference
 
-PREMUL_FACTOR = 0.5
+# Of premul_sum, by rank and then around again. Powers of two keep exact data exact.
+EXACT_FACTORS = (0.5, -2.0, 0.25, 4.0)
+INEXACT_FACTORS = (0.7, -1.3, 0.45, 1.9)
 
 # Integers up to these are numbers of the dtype.
 _EXACT_LIMIT = {
@@ -55,8 +57,7 @@ def contribution(
         return hashed(numel, rank, salt) % 2 == 0
     if op == "none" or dtype in reference.INTEGER_DTYPES:
         # All bit patterns: extremes and wrapping sums of integers, NaN payloads of moved floats.
-        nbytes = numel * dtype.itemsize
-        return (hashed(nbytes, rank, salt) % 256).to(torch.uint8).view(dtype)
+        return _random_bytes(numel * dtype.itemsize, rank, salt).view(dtype)
     if dtype in _REAL_OF:
         if op == "product":
             return _gaussian_integers(dtype, numel, rank, salt)
@@ -65,12 +66,28 @@ def contribution(
     return _floats(dtype, op, numel, rank, world_size, salt, exact)
 
 
+def premul_factors(world_size: int, *, exact: bool) -> list[float]:
+    """The factor of every rank; neighbours' factors differ."""
+    factors = EXACT_FACTORS if exact else INEXACT_FACTORS
+    return [factors[rank % len(factors)] for rank in range(world_size)]
+
+
+def uneven_numel(numel: int, index: int) -> int:
+    """Of the chunk `index` among chunks whose sizes differ; some chunks are empty."""
+    return (numel, numel + 1, 0, 2 * numel, numel // 2)[index % 5]
+
+
 def hashed(numel: int, rank: int, salt: int) -> Tensor:
     """Integers in [0, 2**31) without a period that a chunk or a stride could be a multiple of."""
     h = torch.arange(numel, dtype=torch.int64) * 2654435761 + rank * 1013904223 + salt * 374761393
     h = (h ^ (h >> 15)) & 0x7FFFFFFF
     h = h * 2246822519
     return (h ^ (h >> 13)) & 0x7FFFFFFF
+
+
+def _random_bytes(nbytes: int, rank: int, salt: int) -> Tensor:
+    words = hashed(-(-nbytes // 4), rank, salt) * 2654435761 % 2**32
+    return words.to(torch.int32).view(torch.uint8)[:nbytes].clone()
 
 
 def _floats(
@@ -87,7 +104,10 @@ def _floats(
     if op == "product":
         return (torch.exp2(h % 3 - 1.0) * (1 - 2 * (h // 3 % 2))).to(dtype)
     bound = min(125, _EXACT_LIMIT[dtype] // world_size)
-    return ((h % (2 * bound + 1) - bound) * 0.25).to(dtype)
+    values = (h % (2 * bound + 1) - bound) * 0.25
+    if op == "premul_sum":  # products with the factors are of one magnitude
+        values *= 0.5 / abs(premul_factors(world_size, exact=True)[rank])
+    return values.to(dtype)
 
 
 def _uniform(numel: int, rank: int, salt: int) -> Tensor:

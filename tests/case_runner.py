@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
-from case_data import PREMUL_FACTOR
 from checker import Trial, build_trial, verify
-from generator import Case
+from generator import ROOTED, Case
 
 from pycoll.testing import RankError, RankPool, report_progress
 
@@ -31,10 +30,13 @@ NUM_FRAMES = 3
 BATCH_TIMEOUT_S = 240.0
 
 
-def reduce_op(op: str) -> Any:
-    """torch's object for one of `reference.OPS`; of "none", the default."""
+def reduce_op(op: str, factor: float | None = None) -> Any:
+    """torch's object for one of `reference.OPS`; of "none", the default.
+
+    factor: of premul_sum, 0.5 unless given.
+    """
     if op == "premul_sum":
-        return dist._make_nccl_premul_sum(PREMUL_FACTOR)
+        return dist._make_nccl_premul_sum(0.5 if factor is None else factor)
     return getattr(dist.ReduceOp, "SUM" if op == "none" else op.upper())
 
 
@@ -85,7 +87,7 @@ def run_cases(cases: Sequence[Case]) -> dict[str, str]:
 
 
 def run_case(case: Case) -> None:
-    """On a rank: all roots of a broadcast; several operations at once if waits are reversed.
+    """On a rank: all roots of a rooted collective; several operations at once if waits are reversed.
 
     Everything is launched and waited for before anything is verified: a rank whose result is wrong
     stays in step with the others.
@@ -94,7 +96,7 @@ def run_case(case: Case) -> None:
     if dist.get_rank() not in case.members:
         return
     rank = case.members.index(dist.get_rank())
-    roots = range(len(case.members)) if case.form == "broadcast" else (0,)
+    roots = range(len(case.members)) if case.form in ROOTED else (0,)
     salts = range(NUM_IN_FLIGHT) if case.mode == "async_reverse" else (0,)
     # Only pycoll promises the order of additions, and of its algorithms ring does not.
     exact = BACKEND != "pycoll" or case.algorithm == "ring"
@@ -140,8 +142,12 @@ Works = Sequence[Any] | None
 Launcher = Callable[[Trial, Any, bool], Works]
 
 
+def _op_of(trial: Trial) -> Any:
+    return reduce_op(trial.case.op, trial.factor)
+
+
 def _all_reduce(trial: Trial, group: Any, is_async: bool) -> Works:
-    op, (tensor,) = reduce_op(trial.case.op), trial.outputs
+    op, (tensor,) = _op_of(trial), trial.outputs
     if trial.case.op == "product" and tensor.is_complex():
         # dist.all_reduce refuses complex products before the backend is asked.
         return _all_reduce_beneath(trial, group)
@@ -150,7 +156,7 @@ def _all_reduce(trial: Trial, group: Any, is_async: bool) -> Works:
 
 def _all_reduce_beneath(trial: Trial, group: Any) -> Works:
     options = dist.AllreduceOptions()
-    options.reduceOp = reduce_op(trial.case.op)
+    options.reduceOp = _op_of(trial)
     group = group or dist.group.WORLD
     return [group.allreduce([tensor], options) for tensor in trial.outputs]
 
@@ -158,7 +164,7 @@ def _all_reduce_beneath(trial: Trial, group: Any) -> Works:
 def _all_reduce_coalesced(trial: Trial, group: Any, is_async: bool) -> Works:
     if trial.case.op == "product" and trial.outputs[0].is_complex():
         return _all_reduce_beneath(trial, group)
-    op = reduce_op(trial.case.op)
+    op = _op_of(trial)
     if is_async:
         with _coalescing(group) as works:
             for tensor in trial.outputs:
@@ -169,18 +175,26 @@ def _all_reduce_coalesced(trial: Trial, group: Any, is_async: bool) -> Works:
     return None
 
 
+def _reduce(trial: Trial, group: Any, is_async: bool) -> Works:
+    (tensor,) = trial.outputs or trial.inputs
+    work = dist.reduce(
+        tensor, group_dst=trial.root, op=_op_of(trial), group=group, async_op=is_async
+    )
+    return _listed(work)
+
+
 def _reduce_scatter(trial: Trial, group: Any, is_async: bool) -> Works:
-    op, (output,) = reduce_op(trial.case.op), trial.outputs
+    op, (output,) = _op_of(trial), trial.outputs
     return _listed(dist.reduce_scatter(output, trial.inputs, op, group=group, async_op=is_async))
 
 
 def _reduce_scatter_tensor(trial: Trial, group: Any, is_async: bool) -> Works:
-    op, (output,), (tensor,) = reduce_op(trial.case.op), trial.outputs, trial.inputs
+    op, (output,), (tensor,) = _op_of(trial), trial.outputs, trial.inputs
     return _listed(reduce_scatter_tensor(output, tensor, op, group=group, async_op=is_async))
 
 
 def _reduce_scatter_tensor_coalesced(trial: Trial, group: Any, is_async: bool) -> Works:
-    op = reduce_op(trial.case.op)
+    op = _op_of(trial)
     if is_async:
         with _coalescing(group) as works:
             for output, tensor in zip(trial.outputs, trial.inputs, strict=True):
@@ -228,6 +242,28 @@ def _broadcast(trial: Trial, group: Any, is_async: bool) -> Works:
     return _listed(work)
 
 
+def _gather(trial: Trial, group: Any, is_async: bool) -> Works:
+    (tensor,), gathered = trial.inputs, trial.outputs or None
+    work = dist.gather(tensor, gathered, group_dst=trial.root, group=group, async_op=is_async)
+    return _listed(work)
+
+
+def _scatter(trial: Trial, group: Any, is_async: bool) -> Works:
+    (tensor,), sent = trial.outputs, trial.inputs or None
+    work = dist.scatter(tensor, sent, group_src=trial.root, group=group, async_op=is_async)
+    return _listed(work)
+
+
+def _all_to_all(trial: Trial, group: Any, is_async: bool) -> Works:
+    return _listed(dist.all_to_all(trial.outputs, trial.inputs, group=group, async_op=is_async))
+
+
+def _all_to_all_single(trial: Trial, group: Any, is_async: bool) -> Works:
+    (output,), (tensor,) = trial.outputs, trial.inputs
+    splits = (trial.output_splits, trial.input_splits)
+    return _listed(dist.all_to_all_single(output, tensor, *splits, group=group, async_op=is_async))
+
+
 def _send_recv(trial: Trial, group: Any, is_async: bool) -> Works:
     """Every rank sends to the next one."""
     (received,), (sent,) = trial.outputs, trial.inputs
@@ -269,15 +305,24 @@ def _quiet() -> Iterator[None]:
 _LAUNCHERS: dict[str, Launcher] = {
     "all_reduce": _all_reduce,
     "all_reduce_coalesced": _all_reduce_coalesced,
+    "reduce": _reduce,
     "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_uneven": _reduce_scatter,
     "reduce_scatter_tensor": _reduce_scatter_tensor,
     "reduce_scatter_tensor_in_place": _reduce_scatter_tensor,
     "reduce_scatter_tensor_coalesced": _reduce_scatter_tensor_coalesced,
     "all_gather": _all_gather,
+    "all_gather_uneven": _all_gather,
     "all_gather_coalesced": _all_gather_coalesced,
     "all_gather_into_tensor": _all_gather_into_tensor,
     "all_gather_into_tensor_in_place": _all_gather_into_tensor,
     "all_gather_into_tensor_coalesced": _all_gather_into_tensor_coalesced,
     "broadcast": _broadcast,
+    "gather": _gather,
+    "scatter": _scatter,
+    "all_to_all": _all_to_all,
+    "all_to_all_uneven": _all_to_all,
+    "all_to_all_single": _all_to_all_single,
+    "all_to_all_single_uneven": _all_to_all_single,
     "send_recv": _send_recv,
 }

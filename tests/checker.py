@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
-from case_data import PREMUL_FACTOR, contribution
+from case_data import contribution, premul_factors, uneven_numel
 from generator import Case
 from torch import Tensor
 
@@ -27,7 +28,8 @@ COALESCED_COMPANIONS = (0, 7)
 class Trial:
     """What one rank passes to one collective.
 
-    rank: in the case's group. root: of a broadcast, in the group.
+    rank: in the case's group. root: of a rooted collective, in the group.
+    factor: this rank's, of premul_sum. input_splits, output_splits: of an uneven tensor.
     inputs: read only. outputs: written to, or read and written where the collective is in place.
     expected: for each output, contiguous.
     kept: tensors whose bits must not change, each with a copy of them.
@@ -37,6 +39,9 @@ class Trial:
     case: Case
     rank: int
     root: int = 0
+    factor: float | None = None
+    input_splits: list[int] | None = None
+    output_splits: list[int] | None = None
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
     expected: list[Tensor] = field(default_factory=list)
@@ -70,7 +75,11 @@ class Contributions:
         self.salt = salt
         self.exact = exact
         self.world_size = len(case.members)
-        self.factor = PREMUL_FACTOR if case.op == "premul_sum" else None
+        has_factors = case.op == "premul_sum"
+        self.factors = premul_factors(self.world_size, exact=exact) if has_factors else None
+
+    def reduced(self, rows: list[Tensor]) -> Tensor:
+        return reference.reduce_ranks(rows, self.case.op, factor=self.factors)
 
     def of(self, rank: int, numel: int, part: int = 0) -> Tensor:
         """`part` tells apart the tensors of one call."""
@@ -90,14 +99,17 @@ class Contributions:
     def of_all(self, numel: int, part: int = 0) -> list[Tensor]:
         return [self.of(rank, numel, part) for rank in range(self.world_size)]
 
-    def chunks_of_all(self, numel: int, part: int = 0) -> list[list[Tensor]]:
-        """For every rank one tensor for every rank."""
-        n = self.world_size
-        return [[self.of(rank, numel, part * n + chunk) for chunk in range(n)] for rank in range(n)]
+    def chunk(self, src: int, dst: int, numel: int, part: int = 0) -> Tensor:
+        """What `src` has for `dst`, where every rank has a tensor for every rank."""
+        return self.of(src, numel, part * self.world_size + dst)
 
-    def wholes_of_all(self, numel: int, part: int = 0) -> list[Tensor]:
-        """For every rank its chunks, joined along dim 0."""
-        return [joined(chunks) for chunks in self.chunks_of_all(numel, part)]
+    def sent(self, rank: int, numel: int, part: int = 0) -> list[Tensor]:
+        """What `rank` has for each rank."""
+        return [self.chunk(rank, dst, numel, part) for dst in range(self.world_size)]
+
+    def meant(self, rank: int, numel: int, part: int = 0) -> list[Tensor]:
+        """What each rank has for `rank`."""
+        return [self.chunk(src, rank, numel, part) for src in range(self.world_size)]
 
     def numels(self) -> tuple[int, ...]:
         return (self.case.num_elements, *COALESCED_COMPANIONS)
@@ -105,8 +117,9 @@ class Contributions:
 
 def build_trial(case: Case, rank: int, *, root: int = 0, salt: int = 0, exact: bool) -> Trial:
     """The trial of `rank` (in the case's group). exact: which kind of data, see `case_data`."""
-    trial = Trial(case, rank, root)
-    _BUILDERS[case.form](trial, Contributions(case, salt, exact))
+    data = Contributions(case, salt, exact)
+    trial = Trial(case, rank, root, data.factors[rank] if data.factors else None)
+    _BUILDERS[case.form](trial, data)
     return trial
 
 
@@ -131,7 +144,10 @@ def assert_same_bits(
             f"{what}: {tuple(actual.shape)} {actual.dtype} instead of "
             f"{tuple(expected.shape)} {expected.dtype}"
         )
-    different = (_byte_rows(actual) != _byte_rows(expected)).any(dim=1)
+    actual_bytes, expected_bytes = _byte_rows(actual), _byte_rows(expected)
+    if torch.equal(actual_bytes, expected_bytes):
+        return
+    different = (actual_bytes != expected_bytes).any(dim=1)
     if not nan_payload:
         different &= ~(_is_nan(actual) & _is_nan(expected))
     wrong = torch.nonzero(different).flatten()
@@ -153,9 +169,7 @@ def shape_for(layout: str, numel: int) -> tuple[int, ...]:
     """The shape of a tensor of about `numel` elements; two dims need a multiple of three."""
     if layout == "zero_dim":
         return ()
-    if layout == "transposed":
-        return (3, -(-numel // 3))
-    if layout == "expanded":
+    if layout in ("transposed", "expanded"):
         return (-(-numel // 3), 3)
     return (numel,)
 
@@ -219,39 +233,46 @@ def _is_nan(tensor: Tensor) -> Tensor:
 def _all_reduce(trial: Trial, data: Contributions, numels: Sequence[int]) -> None:
     for part, numel in enumerate(numels):
         rows = data.of_all(numel, part)
-        expected = reference.all_reduce(rows, trial.case.op, factor=data.factor)[trial.rank]
-        trial.add_output(expected, start=rows[trial.rank])
+        trial.add_output(data.reduced(rows), start=rows[trial.rank])
+
+
+def _reduce(trial: Trial, data: Contributions) -> None:
+    rows = data.of_all(trial.case.num_elements)
+    if trial.rank == trial.root:
+        trial.add_output(data.reduced(rows), start=rows[trial.rank])
+    else:
+        trial.add_input(rows[trial.rank])
 
 
 def _reduce_scatter(trial: Trial, data: Contributions) -> None:
-    rows = data.chunks_of_all(trial.case.num_elements)
-    for values in rows[trial.rank]:
+    for values in data.sent(trial.rank, trial.case.num_elements):
         trial.add_input(values)
-    trial.add_output(reference.reduce_scatter(rows, trial.case.op, factor=data.factor)[trial.rank])
+    trial.add_output(data.reduced(data.meant(trial.rank, trial.case.num_elements)))
+
+
+def _reduce_scatter_uneven(trial: Trial, data: Contributions) -> None:
+    numels = [uneven_numel(trial.case.num_elements, dst) for dst in range(trial.world_size)]
+    for dst, numel in enumerate(numels):
+        trial.add_input(data.chunk(trial.rank, dst, numel))
+    trial.add_output(data.reduced(data.meant(trial.rank, numels[trial.rank])))
 
 
 def _reduce_scatter_tensor(trial: Trial, data: Contributions, numels: Sequence[int]) -> None:
     for part, numel in enumerate(numels):
-        wholes = data.wholes_of_all(numel, part)
-        trial.add_input(wholes[trial.rank])
-        trial.add_output(_scattered(trial, data, wholes))
+        trial.add_input(joined(data.sent(trial.rank, numel, part)))
+        trial.add_output(data.reduced(data.meant(trial.rank, numel, part)))
 
 
 def _reduce_scatter_in_place(trial: Trial, data: Contributions) -> None:
-    wholes = data.wholes_of_all(trial.case.num_elements)
-    trial.add_input(wholes[trial.rank])
+    numel = trial.case.num_elements
+    trial.add_input(joined(data.sent(trial.rank, numel)))
     (tensor,), ((_, before),) = trial.inputs, trial.kept
     chunk = tensor.shape[0] // trial.world_size
     rows = [slice(i * chunk, (i + 1) * chunk) for i in range(trial.world_size)]
     trial.outputs.append(tensor[rows[trial.rank]])
-    trial.expected.append(_scattered(trial, data, wholes))
+    trial.expected.append(data.reduced(data.meant(trial.rank, numel)))
     others = [row for i, row in enumerate(rows) if i != trial.rank]
     trial.kept = [(tensor[row], before[row]) for row in others]
-
-
-def _scattered(trial: Trial, data: Contributions, wholes: Sequence[Tensor]) -> Tensor:
-    chunks = reference.reduce_scatter_tensor(wholes, trial.case.op, factor=data.factor)
-    return chunks[trial.rank].reshape(()) if trial.case.layout == "zero_dim" else chunks[trial.rank]
 
 
 def _all_gather(trial: Trial, data: Contributions, numels: Sequence[int]) -> None:
@@ -261,6 +282,14 @@ def _all_gather(trial: Trial, data: Contributions, numels: Sequence[int]) -> Non
     for rank in range(trial.world_size):
         for column in columns:
             trial.add_output(reference.all_gather(column)[trial.rank][rank])
+
+
+def _all_gather_uneven(trial: Trial, data: Contributions) -> None:
+    numel = trial.case.num_elements
+    rows = [data.of(rank, uneven_numel(numel, rank)) for rank in range(trial.world_size)]
+    trial.add_input(rows[trial.rank])
+    for gathered in reference.all_gather(rows)[trial.rank]:
+        trial.add_output(gathered)
 
 
 def _all_gather_into_tensor(trial: Trial, data: Contributions, numels: Sequence[int]) -> None:
@@ -284,6 +313,43 @@ def _broadcast(trial: Trial, data: Contributions) -> None:
     trial.add_output(reference.broadcast(rows, trial.root)[trial.rank], start=rows[trial.rank])
 
 
+def _gather(trial: Trial, data: Contributions) -> None:
+    rows = data.of_all(trial.case.num_elements)
+    trial.add_input(rows[trial.rank])
+    for gathered in reference.gather(rows, trial.root)[trial.rank] or ():
+        trial.add_output(gathered)
+
+
+def _scatter(trial: Trial, data: Contributions) -> None:
+    rows: list[list[Tensor] | None] = [None] * trial.world_size
+    rows[trial.root] = sent = data.sent(trial.root, trial.case.num_elements)
+    for values in sent if trial.rank == trial.root else ():
+        trial.add_input(values)
+    trial.add_output(reference.scatter(rows, trial.root)[trial.rank])
+
+
+def _all_to_all(trial: Trial, data: Contributions, *, uneven: bool, single: bool) -> None:
+    rank, n = trial.rank, trial.world_size
+
+    def chunk(src: int, dst: int) -> Tensor:
+        numel = trial.case.num_elements
+        return data.chunk(src, dst, uneven_numel(numel, src + 2 * dst) if uneven else numel)
+
+    sent = [chunk(rank, dst) for dst in range(n)]
+    received = [chunk(src, rank) for src in range(n)]
+    if not single:
+        for values in sent:
+            trial.add_input(values)
+        for values in received:
+            trial.add_output(values.clone(memory_format=torch.contiguous_format))
+        return
+    trial.add_input(joined(sent))
+    trial.add_output(joined(received).clone(memory_format=torch.contiguous_format))
+    if uneven:
+        trial.input_splits = [values.shape[0] for values in sent]
+        trial.output_splits = [values.shape[0] for values in received]
+
+
 def _send_recv(trial: Trial, data: Contributions) -> None:
     rows = data.of_all(trial.case.num_elements)
     trial.add_input(rows[trial.rank])
@@ -304,15 +370,24 @@ def _coalesced(build: Callable[[Trial, Contributions, Sequence[int]], None]) -> 
 _BUILDERS: dict[str, Builder] = {
     "all_reduce": _single(_all_reduce),
     "all_reduce_coalesced": _coalesced(_all_reduce),
+    "reduce": _reduce,
     "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_uneven": _reduce_scatter_uneven,
     "reduce_scatter_tensor": _single(_reduce_scatter_tensor),
     "reduce_scatter_tensor_in_place": _reduce_scatter_in_place,
     "reduce_scatter_tensor_coalesced": _coalesced(_reduce_scatter_tensor),
     "all_gather": _single(_all_gather),
+    "all_gather_uneven": _all_gather_uneven,
     "all_gather_coalesced": _coalesced(_all_gather),
     "all_gather_into_tensor": _single(_all_gather_into_tensor),
     "all_gather_into_tensor_in_place": _all_gather_in_place,
     "all_gather_into_tensor_coalesced": _coalesced(_all_gather_into_tensor),
     "broadcast": _broadcast,
+    "gather": _gather,
+    "scatter": _scatter,
+    "all_to_all": partial(_all_to_all, uneven=False, single=False),
+    "all_to_all_uneven": partial(_all_to_all, uneven=True, single=False),
+    "all_to_all_single": partial(_all_to_all, uneven=False, single=True),
+    "all_to_all_single_uneven": partial(_all_to_all, uneven=True, single=True),
     "send_recv": _send_recv,
 }

@@ -30,25 +30,39 @@ MATRIX_FILE = Path(__file__).with_name("matrix.json")
 REDUCTIONS = (
     "all_reduce",
     "all_reduce_coalesced",
+    "reduce",
     "reduce_scatter",
+    "reduce_scatter_uneven",
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_in_place",
     "reduce_scatter_tensor_coalesced",
 )
 MOVEMENTS = (
     "all_gather",
+    "all_gather_uneven",
     "all_gather_coalesced",
     "all_gather_into_tensor",
     "all_gather_into_tensor_in_place",
     "all_gather_into_tensor_coalesced",
     "broadcast",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "all_to_all_uneven",
+    "all_to_all_single",
+    "all_to_all_single_uneven",
     "send_recv",
 )
-ALGORITHMS = {  # by the beginning of a form's name
+ROOTED = ("broadcast", "gather", "reduce", "scatter")
+ALGORITHMS = {  # by the beginning of a form's name; the first that fits
     "all_reduce": ("auto", "one_shot", "two_shot", "ring"),
     "reduce_scatter": ("auto", "direct", "ring"),
+    "reduce": ("auto", "one_shot", "two_shot"),
     "all_gather": ("auto", "direct", "ring"),
     "broadcast": ("auto", "direct"),
+    "gather": ("auto", "direct"),
+    "scatter": ("auto", "direct"),
+    "all_to_all": ("auto", "direct"),
     "send_recv": ("auto",),
 }
 DTYPES = (
@@ -57,15 +71,18 @@ DTYPES = (
     *reference.INTEGER_DTYPES,
     torch.bool,
 )
+# These have no arithmetic: they are moved, not reduced.
+MOVED_DTYPES = (torch.float8_e8m0fnu,)
 AXES = {
     "form": (*REDUCTIONS, *MOVEMENTS),
-    "dtype": tuple(str(dtype).removeprefix("torch.") for dtype in DTYPES),
+    "dtype": tuple(str(dtype).removeprefix("torch.") for dtype in (*DTYPES, *MOVED_DTYPES)),
     "op": (*reference.OPS, "none"),
     "layout": ("contiguous", "offset", "transposed", "strided", "zero_dim", "expanded"),
     # World size, and the members where they are not the whole world.
     "group": ("1", "2", "3", "4", "3:0,2", "4:1,3"),
     "algorithm": ("auto", "one_shot", "two_shot", "ring", "direct"),
-    # Elements of what one rank contributes or receives; n is the size of the group.
+    # Elements of what one rank contributes or receives; n is the size of the group. Uneven forms
+    # have chunks of this size and of others.
     "numel": (
         *("0", "1", "2", "3", "n-1", "n", "n+1", "17"),
         *("1023", "1025", "4099", "65537", "1000003"),
@@ -133,7 +150,8 @@ def _algorithms_of(form: str) -> tuple[str, ...]:
 
 
 def _has_read_only_input(form: str) -> bool:
-    return not form.endswith("in_place") and not form.startswith(("all_reduce", "broadcast"))
+    in_place = form.endswith("in_place") or form in ("reduce", "broadcast")
+    return not in_place and not form.startswith("all_reduce")
 
 
 EXCLUSIONS = (
@@ -164,8 +182,8 @@ EXCLUSIONS = (
     ),
     Exclusion(
         ("form", "layout"),
-        "a part of a tensor has at least one dim",
-        lambda form, layout: layout == "zero_dim" and form.endswith("in_place"),
+        "a part of a tensor, and a tensor of another size than the others', has at least one dim",
+        lambda form, layout: layout == "zero_dim" and form.endswith(("in_place", "uneven")),
     ),
     Exclusion(
         ("form", "group"),

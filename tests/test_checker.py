@@ -6,13 +6,13 @@ what the reference says, and each of the others is wrong in one way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import generator
 import pytest
 import torch
-from case_data import contribution
+from case_data import contribution, premul_factors
 from checker import Trial, assert_same_bits, build_trial, complement, place, verify
 from generator import Case
 from torch import Tensor
@@ -20,7 +20,12 @@ from torch import Tensor
 from pycoll import reference
 
 Stub = Callable[[list[Trial]], None]
-FORMS = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast")
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_tensor", "reduce_scatter_uneven")
+MOVEMENTS = (
+    *("all_gather", "all_gather_uneven", "all_gather_into_tensor", "broadcast", "gather"),
+    *("scatter", "all_to_all", "all_to_all_single", "all_to_all_single_uneven"),
+)
+FORMS = (*REDUCTIONS, *MOVEMENTS)
 # The smallest and a larger one at which every stub is wrong.
 NUMELS = ("n+1", "1023")
 
@@ -29,9 +34,6 @@ def case_of(form: str, *, dtype: str = "float32", op: str = "sum", **others: str
     axes = {"layout": "contiguous", "group": "3", "algorithm": "auto", "numel": "17"}
     axes |= {"mode": "sync", **others}
     return Case(form=form, dtype=dtype, op=op if form in REDUCTIONS else "none", **axes)
-
-
-REDUCTIONS = ("all_reduce", "reduce_scatter_tensor")
 
 
 def run(case: Case, stub: Stub, *, exact: bool = False) -> None:
@@ -59,16 +61,15 @@ def shifted_by_one(trials: list[Trial]) -> None:
 
 
 def chunks_swapped(trials: list[Trial]) -> None:
-    """Of a gathered tensor the ranks' parts, of any other its first and last elements."""
-
-    def swap(trial: Trial, index: int) -> Tensor:
-        if trial.case.form == "all_gather":
-            return trial.expected[(index + 1) % len(trial.expected)]
-        if trial.case.form == "all_gather_into_tensor":
-            return rolled(trial.expected[index], trial.expected[index].numel() // trial.world_size)
-        return rolled(trial.expected[index], trial.expected[index].numel() // 2)
-
-    deliver(trials, swap)
+    """Everything that a rank gets is one chunk too far on, and its last chunk is the first."""
+    for trial in trials:
+        if not trial.outputs:
+            continue
+        whole = torch.cat([expected.flatten() for expected in trial.expected])
+        whole = rolled(whole, max(1, whole.numel() // trial.world_size))
+        parts = whole.split([output.numel() for output in trial.outputs])
+        for output, part in zip(trial.outputs, parts, strict=True):
+            output.copy_(part.view(output.shape))
 
 
 def last_element_dropped(trials: list[Trial]) -> None:
@@ -78,41 +79,57 @@ def last_element_dropped(trials: list[Trial]) -> None:
 
 
 def only_even_ranks(trials: list[Trial]) -> None:
-    """Odd ranks' contributions are forgotten; of a broadcast, they are not served."""
-    case = trials[0].case
-    if case.form == "broadcast":
+    """Odd ranks' contributions are forgotten; where one rank sends to all, odd ones get nothing."""
+    form = trials[0].case.form
+    if form in ("broadcast", "scatter"):
         right(trials[::2])
-        return
-    if case.form == "all_gather":
+    elif form in REDUCTIONS:
+        deliver_reduced(trials, lambda rows: reference.reduce_ranks(rows[::2], trials[0].case.op))
+    else:
         for trial in trials:
-            for rank in range(0, trial.world_size, 2):
-                trial.outputs[rank].copy_(trial.expected[rank])
-        return
-    if case.form == "all_gather_into_tensor":
-        for trial in trials:
-            rows = trial.outputs[0].view(trial.world_size, -1)
-            rows[::2] = trial.expected[0].view(trial.world_size, -1)[::2]
-        return
-    sources = [trial.inputs[0] if trial.inputs else trial.outputs[0] for trial in trials]
-    total = reference.reduce_ranks(sources[::2], case.op)
-    scatter = case.form == "reduce_scatter_tensor"
-    chunks = total.chunk(len(trials)) if scatter else [total] * len(trials)
-    for trial, chunk in zip(trials, chunks, strict=True):
-        trial.outputs[0].copy_(chunk)
+            outputs, expected = by_source(trial, trial.outputs), by_source(trial, trial.expected)
+            for output, part in list(zip(outputs, expected, strict=True))[::2]:
+                output.copy_(part)
+
+
+def by_source(trial: Trial, tensors: list[Tensor]) -> list[Tensor]:
+    """Of what a rank got, one part for each rank that it came from."""
+    if len(tensors) != 1:
+        return tensors
+    return list(tensors[0].split(trial.output_splits or len(tensors[0]) // trial.world_size))
+
+
+def deliver_reduced(trials: list[Trial], reduce: Callable[[list[Tensor]], Tensor]) -> None:
+    """Fill every output with what `reduce` makes of the contributions to it, in rank order."""
+    getters = [trial for trial in trials if trial.outputs]
+    results = [reduce([contribution_to(getter, trial) for trial in trials]) for getter in getters]
+    for getter, result in zip(getters, results, strict=True):
+        getter.outputs[0].copy_(result)
+
+
+def contribution_to(getter: Trial, trial: Trial) -> Tensor:
+    """What `trial` puts into the result that `getter` gets."""
+    if len(trial.inputs) > 1:
+        return trial.inputs[getter.rank]
+    (tensor,) = trial.inputs or trial.outputs
+    scattered = trial.case.form == "reduce_scatter_tensor"
+    return tensor.chunk(trial.world_size)[getter.rank] if scattered else tensor
 
 
 def input_returned(trials: list[Trial]) -> None:
-    """In place that is doing nothing; otherwise outputs hold the rank's own input."""
+    """In place that is doing nothing; otherwise outputs hold the rank's own inputs."""
     for trial in trials:
+        own = torch.cat([tensor.flatten() for tensor in trial.inputs]) if trial.inputs else None
+        if own is None or not own.numel():
+            continue
         for output in trial.outputs:
-            if trial.inputs:
-                own = trial.inputs[0].flatten()
-                output.copy_(own.repeat(trial.world_size)[: output.numel()].view_as(output))
+            times = 1 + output.numel() // own.numel()
+            output.copy_(own.repeat(times)[: output.numel()].view_as(output))
 
 
 def one_past_the_end(trials: list[Trial]) -> None:
     right(trials)
-    output = trials[-1].outputs[-1]
+    output = [output for trial in trials for output in trial.outputs][-1]
     end = output.storage_offset() + output.numel()
     past = torch.as_strided(output, (1,), (1,), end)
     past.copy_(complement(past.clone()))
@@ -127,21 +144,18 @@ def one_before_the_start(trials: list[Trial]) -> None:
 
 def rounded_twice(trials: list[Trial]) -> None:
     """Every partial sum is rounded to the dtype of the tensors."""
-    sources = [trial.inputs[0] if trial.inputs else trial.outputs[0] for trial in trials]
-    total = sources[0].clone()
-    for source in sources[1:]:
-        total = reference.reduce_ranks([total, source])
-    chunks = [total] * len(trials) if not trials[0].inputs else total.chunk(len(trials))
-    for trial, chunk in zip(trials, chunks, strict=True):
-        trial.outputs[0].copy_(chunk)
+
+    def summed(rows: list[Tensor]) -> Tensor:
+        total = rows[0].clone()
+        for row in rows[1:]:
+            total = reference.reduce_ranks([total, row])
+        return total
+
+    deliver_reduced(trials, summed)
 
 
 def summed_in_reverse(trials: list[Trial]) -> None:
-    sources = [trial.inputs[0] if trial.inputs else trial.outputs[0] for trial in trials]
-    total = reference.reduce_ranks(sources[::-1])
-    chunks = [total] * len(trials) if not trials[0].inputs else total.chunk(len(trials))
-    for trial, chunk in zip(trials, chunks, strict=True):
-        trial.outputs[0].copy_(chunk)
+    deliver_reduced(trials, lambda rows: reference.reduce_ranks(rows[::-1]))
 
 
 def rolled(tensor: Tensor, places: int) -> Tensor:
@@ -249,6 +263,36 @@ def test_in_place_reduce_scatter_must_leave_the_other_chunks() -> None:
         run(in_place, other_chunk_reduced)
 
 
+def test_reduce_must_leave_the_tensors_of_other_ranks() -> None:
+    def partial_sums_left_behind(trials: list[Trial]) -> None:
+        right(trials)
+        trials[2].inputs[0].add_(trials[1].inputs[0])
+
+    with pytest.raises(AssertionError, match="read-only tensor 0 of rank 2: 17 of"):
+        run(case_of("reduce"), partial_sums_left_behind)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("form", REDUCTIONS)
+def test_every_rank_has_a_factor_of_its_own(form: str, exact: bool) -> None:
+    def first_factor_for_all(trials: list[Trial]) -> None:
+        factor = trials[0].factor
+        deliver_reduced(
+            trials, lambda rows: reference.reduce_ranks(rows, "premul_sum", factor=factor)
+        )
+
+    def own_factors(trials: list[Trial]) -> None:
+        factors = [trial.factor for trial in trials]
+        deliver_reduced(
+            trials, lambda rows: reference.reduce_ranks(rows, "premul_sum", factor=factors)
+        )
+
+    case = case_of(form, op="premul_sum")
+    run(case, own_factors, exact=exact)
+    with pytest.raises(AssertionError, match="elements differ"):
+        run(case, first_factor_for_all, exact=exact)
+
+
 def test_payloads_of_nan_count_where_data_is_moved_and_not_where_it_is_reduced() -> None:
     quiet = torch.tensor([0x7FC00000, 0x3F800000], dtype=torch.int32).view(torch.float32)
     other = torch.tensor([0x7FC00001, 0x3F800000], dtype=torch.int32).view(torch.float32)
@@ -287,11 +331,15 @@ def test_data_for_min_and_max_holds_nan_and_infinities_in_different_places(
 @pytest.mark.parametrize("dtype", [*reference.FLOAT_DTYPES, *reference.COMPLEX_DTYPES])
 @pytest.mark.parametrize("op", ["sum", "product", "premul_sum", "avg"])
 def test_exact_data_gives_the_same_bits_in_every_order(dtype: torch.dtype, op: str) -> None:
-    factor = 0.5 if op == "premul_sum" else None
     rows = [contribution(dtype, op, 999, rank=r, world_size=8, exact=True) for r in range(8)]
-    forwards = reference.reduce_ranks(rows, op, factor=factor)
-    backwards = reference.reduce_ranks(rows[::-1], op, factor=factor)
-    interleaved = reference.reduce_ranks([*rows[::2], *rows[1::2]], op, factor=factor)
+    factors = premul_factors(8, exact=True)
+
+    def reduced(order: Sequence[int]) -> Tensor:
+        factor = [factors[rank] for rank in order] if op == "premul_sum" else None
+        return reference.reduce_ranks([rows[rank] for rank in order], op, factor=factor)
+
+    forwards, backwards = reduced(range(8)), reduced(range(7, -1, -1))
+    interleaved = reduced([*range(0, 8, 2), *range(1, 8, 2)])
     assert_same_bits(backwards, forwards)
     assert_same_bits(interleaved, forwards)
     assert len(forwards.view(torch.uint8).unique()) > 3, "and they are not all alike"

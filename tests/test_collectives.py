@@ -117,7 +117,7 @@ def test_matrix(pool: Pools, batch: list[Case]) -> None:
     expect_no_failures(pool(batch[0].world_size), batch)
 
 
-@pytest.mark.parametrize("form", ["all_reduce", "reduce_scatter_tensor"])
+@pytest.mark.parametrize("form", ["all_reduce", "reduce", "reduce_scatter_tensor"])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_every_op_on_every_dtype(pool: Pools, form: str, world_size: int) -> None:
     cases = [

@@ -172,6 +172,8 @@ def test_premul_sum_multiplies_before_it_adds() -> None:
     assert reduce_ranks(rows([3.0], [3.0]), "premul_sum", factor=0.5).item() == 3.0
     halves = rows([40000.0], [40000.0], dtype=torch.float16)
     assert reduce_ranks(halves, "premul_sum", factor=0.5).item() == 40000.0
+    inputs = rows([3.0], [5.0])
+    assert reduce_ranks(inputs, "premul_sum", factor=[0.5, -2.0]).item() == -8.5
     with pytest.raises(ValueError, match="premul_sum takes a factor"):
         reduce_ranks(halves, "premul_sum")
     with pytest.raises(ValueError, match="no other op does"):

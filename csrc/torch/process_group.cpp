@@ -2,6 +2,7 @@
 
 #include <ATen/record_function.h>
 
+#include "torch/compat.h"
 #include "torch/errors.h"
 #include "torch/requests.h"
 #include "torch/runtime.h"
@@ -23,6 +24,7 @@ std::string store_prefix(const std::vector<uint64_t>& global_ranks) {
 
 const char* profiler_title(c10d::OpType type) {
   if (!at::hasCallbacks()) return nullptr;
+  if (type == kReduceScatterCoalesced) return "pycoll:reduce_scatter";
   switch (type) {
     case c10d::OpType::ALLREDUCE:
     case c10d::OpType::ALLREDUCE_COALESCED:
@@ -36,7 +38,6 @@ const char* profiler_title(c10d::OpType type) {
     case c10d::OpType::_ALLGATHER_BASE:
       return "pycoll:_all_gather_base";
     case c10d::OpType::REDUCE_SCATTER:
-    case c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED:
       return "pycoll:reduce_scatter";
     case c10d::OpType::_REDUCE_SCATTER_BASE:
       return "pycoll:_reduce_scatter_base";
@@ -314,8 +315,8 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::_reduce_scatter_base(
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
-  return launch({c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, Collective::kReduceScatter,
-                 opts.timeout, opts.asyncOp, profiled([&] { return inputs; })},
+  return launch({kReduceScatterCoalesced, Collective::kReduceScatter, opts.timeout, opts.asyncOp,
+                 profiled([&] { return inputs; })},
                 outputs, [&](TensorSet* set) {
                   PYCOLL_CHECK_ARG(outputs.size() == inputs.size(), "there are ", outputs.size(),
                                    " output tensors and ", inputs.size(),

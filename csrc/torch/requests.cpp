@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "torch/compat.h"
 
 namespace pycoll::torch_adapter {
 namespace {
@@ -189,7 +190,7 @@ void set_reduce_op(Request* request, const c10d::ReduceOp& op) {
       return;
     case c10d::ReduceOp::PREMUL_SUM: {
       request->op = ReduceOp::kPremulSum;
-      const auto* supplement = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+      const auto* supplement = dynamic_cast<const PremulSumSupplement*>(op.supplement_.get());
       PYCOLL_CHECK_ARG(supplement != nullptr,
                        "op PREMUL_SUM comes without a factor; make it with "
                        "torch.distributed._make_nccl_premul_sum(factor)");

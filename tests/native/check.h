@@ -28,23 +28,30 @@ struct Register {
 
 }  // namespace pycoll::test
 
-#define TEST(name)                                                         \
-  static void name();                                                      \
-  static const ::pycoll::test::Register register_##name(#name, name);      \
+#define TEST(name)                                                    \
+  static void name();                                                 \
+  static const ::pycoll::test::Register register_##name(#name, name); \
   static void name()
 
 // The rest are printf arguments that say which case failed.
-#define CHECK(condition, ...)                                              \
-  do {                                                                     \
-    ::pycoll::test::g_checks.fetch_add(1);                                 \
-    if (!(condition)) {                                                    \
-      if (::pycoll::test::g_failures.fetch_add(1) < 20) {                  \
+#define CHECK(condition, ...)                                                      \
+  do {                                                                             \
+    ::pycoll::test::g_checks.fetch_add(1);                                         \
+    if (!(condition)) {                                                            \
+      if (::pycoll::test::g_failures.fetch_add(1) < 20) {                          \
         std::fprintf(stderr, "%s:%d: %s fails: ", __FILE__, __LINE__, #condition); \
-        std::fprintf(stderr, " " __VA_ARGS__);                            \
-        std::fprintf(stderr, "\n");                                        \
-      }                                                                    \
-    }                                                                      \
+        std::fprintf(stderr, " " __VA_ARGS__);                                     \
+        std::fprintf(stderr, "\n");                                                \
+      }                                                                            \
+    }                                                                              \
   } while (false)
+
+// For texts of errors: says what was looked for, and where.
+inline bool contains(const std::string& text, const std::string& part) {
+  const bool found = text.find(part) != std::string::npos;
+  if (!found) std::fprintf(stderr, "'%s' is not in '%s'\n", part.c_str(), text.c_str());
+  return found;
+}
 
 // Runs the tests whose name contains one of the arguments (all without arguments).
 inline int run_tests(int argc, char** argv) {
@@ -55,11 +62,14 @@ inline int run_tests(int argc, char** argv) {
     if (!wanted) continue;
     const int before = ::pycoll::test::g_failures.load();
     test.run();
-    std::printf("%s %s\n", ::pycoll::test::g_failures.load() == before ? "ok  " : "FAIL", test.name);
+    std::printf("%s %s\n", ::pycoll::test::g_failures.load() == before ? "ok  " : "FAIL",
+                test.name);
     std::fflush(stdout);
     ++run;
   }
   std::printf("%d tests, %ld checks, %d failures\n", run, ::pycoll::test::g_checks.load(),
               ::pycoll::test::g_failures.load());
-  return ::pycoll::test::g_failures.load() == 0 && run > 0 && ::pycoll::test::g_checks.load() > 0 ? 0 : 1;
+  return ::pycoll::test::g_failures.load() == 0 && run > 0 && ::pycoll::test::g_checks.load() > 0
+             ? 0
+             : 1;
 }

@@ -37,7 +37,8 @@ class PairExchange final : public Exchange {
  private:
   template <class Fn, class Pointer>
   void move(Fn fn, Pointer data, size_t nbytes) {
-    using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const char, char>;
+    using Byte =
+        std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const char, char>;
     auto* at = reinterpret_cast<Byte*>(data);
     while (nbytes > 0) {
       const ssize_t n = fn(socket_.get(), at, nbytes);
@@ -73,7 +74,8 @@ inline void run_two_processes(const std::function<void(Exchange&)>& fn, bool kil
   if (child == 0) _exit(g_failures.load() == failures ? 0 : 1);
   int status = 0;
   CHECK(waitpid(child, &status, 0) == child);
-  CHECK(killed ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL : WIFEXITED(status) && WEXITSTATUS(status) == 0,
+  CHECK(killed ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL
+               : WIFEXITED(status) && WEXITSTATUS(status) == 0,
         "the child's status is %#x", static_cast<unsigned>(status));
 }
 

@@ -29,7 +29,8 @@ class MeetingPlace {
   std::shared_ptr<ThreadRendezvous> find(const std::vector<int>& members, int turn) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto& place = places_[{members, turn}];
-    if (place == nullptr) place = std::make_shared<ThreadRendezvous>(static_cast<int>(members.size()));
+    if (place == nullptr)
+      place = std::make_shared<ThreadRendezvous>(static_cast<int>(members.size()));
     return place;
   }
 
@@ -41,7 +42,8 @@ class MeetingPlace {
 // One rank: a thread, and the runtime that all its groups share.
 class Rank {
  public:
-  Rank(MeetingPlace* place, int rank, int world_size) : place_(place), rank_(rank), world_size_(world_size) {
+  Rank(MeetingPlace* place, int rank, int world_size)
+      : place_(place), rank_(rank), world_size_(world_size) {
     Env env = Env::read();
     // A small reservation: race detectors keep shadow memory for all of it.
     env.segment_bytes = size_t{64} << 20;
@@ -60,15 +62,18 @@ class Rank {
   }
 
   // Collective over `members`, in ascending order, of which this rank is one.
-  std::shared_ptr<Communicator> make_group(const std::vector<int>& members, const RankOptions& options = {}) {
+  std::shared_ptr<Communicator> make_group(const std::vector<int>& members,
+                                           const RankOptions& options = {}) {
     const auto me = std::find(members.begin(), members.end(), rank_);
-    ThreadExchange exchange(place_->find(members, turns_[members]++), static_cast<int>(me - members.begin()));
+    ThreadExchange exchange(place_->find(members, turns_[members]++),
+                            static_cast<int>(me - members.begin()));
     CommunicatorOptions communicator_options;
     communicator_options.algorithm = options.algorithm;
     communicator_options.timeout = options.timeout;
     communicator_options.first_sequence = options.first_sequence;
     communicator_options.interrupt = options.interrupt;
-    return Communicator::create(&exchange, [this](const Env&) { return runtime_; }, communicator_options);
+    return Communicator::create(
+        &exchange, [this](const Env&) { return runtime_; }, communicator_options);
   }
 
  private:
@@ -96,7 +101,8 @@ inline void run_runtimes(int world_size, const std::function<void(Rank&)>& fn) {
 }
 
 // Runs fn(communicator) on every rank.
-inline void run_ranks(int world_size, const std::function<void(Communicator&)>& fn, RankOptions options = {}) {
+inline void run_ranks(int world_size, const std::function<void(Communicator&)>& fn,
+                      RankOptions options = {}) {
   run_runtimes(world_size, [&](Rank& rank) {
     const std::shared_ptr<Communicator> communicator = rank.make_group(options);
     fn(*communicator);

@@ -97,8 +97,8 @@ class Encoder {
   // Any NaN of the format stands for all of them.
   uint32_t encode(double x) const {
     const uint32_t sign = std::signbit(x) ? format_.sign_bit() : 0;
-    const uint32_t nan = format_.special == Special::kUnsignedZero ? format_.sign_bit()
-                                                                    : format_.sign_bit() - 1;
+    const uint32_t nan =
+        format_.special == Special::kUnsignedZero ? format_.sign_bit() : format_.sign_bit() - 1;
     if (std::isnan(x)) return nan;
     const double magnitude = std::fabs(x);
     const auto above = std::lower_bound(magnitudes_.begin(), magnitudes_.end(), magnitude);

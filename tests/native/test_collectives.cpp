@@ -14,7 +14,9 @@ namespace {
 constexpr std::chrono::milliseconds kTimeout{60000};
 
 // Depends on position and rank; sums of up to 8 ranks are exact in float32.
-float value(size_t i, int rank) { return static_cast<float>((i * 7 + static_cast<size_t>(rank) * 13) % 251); }
+float value(size_t i, int rank) {
+  return static_cast<float>((i * 7 + static_cast<size_t>(rank) * 13) % 251);
+}
 
 Request all_reduce(float* data, size_t numel, ReduceOp op) {
   Request request;
@@ -43,7 +45,8 @@ void check_all_reduce(Communicator& comm, size_t numel, bool async) {
     for (int r = 0; r < comm.world_size(); ++r) sum += value(i, r);
     wrong += x[i] != sum;
   }
-  CHECK(wrong == 0, "n=%d numel=%zu algorithm=%s: %zu wrong", comm.world_size(), numel, comm.algorithm().c_str(), wrong);
+  CHECK(wrong == 0, "n=%d numel=%zu algorithm=%s: %zu wrong", comm.world_size(), numel,
+        comm.algorithm().c_str(), wrong);
   CHECK(x.intact());
 }
 
@@ -62,7 +65,8 @@ void check_all_gather(Communicator& comm, size_t numel) {
   for (size_t r = 0; r < n; ++r) {
     for (size_t i = 0; i < numel; ++i) wrong += out[r * numel + i] != value(i, static_cast<int>(r));
   }
-  CHECK(wrong == 0, "n=%zu numel=%zu algorithm=%s: %zu wrong", n, numel, comm.algorithm().c_str(), wrong);
+  CHECK(wrong == 0, "n=%zu numel=%zu algorithm=%s: %zu wrong", n, numel, comm.algorithm().c_str(),
+        wrong);
   CHECK(in.intact() && out.intact());
 }
 
@@ -86,7 +90,8 @@ void check_reduce_scatter(Communicator& comm, size_t numel) {
     }
     wrong += out[i] != most;
   }
-  CHECK(wrong == 0, "n=%zu numel=%zu algorithm=%s: %zu wrong", n, numel, comm.algorithm().c_str(), wrong);
+  CHECK(wrong == 0, "n=%zu numel=%zu algorithm=%s: %zu wrong", n, numel, comm.algorithm().c_str(),
+        wrong);
   CHECK(in.intact() && out.intact());
 }
 
@@ -137,7 +142,8 @@ TEST(many_sizes_back_to_back_with_pauses) {
       for (int i = 0; i < 150; ++i) {
         const size_t sizes[] = {1, 4096, 7, 30011, 0, 33};
         check_all_reduce(comm, sizes[i % 6], i % 3 == 0);
-        if (random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+        if (random() % 8 == 0)
+          std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
       }
     });
   }
@@ -149,7 +155,8 @@ TEST(several_in_flight_complete_in_issue_order) {
     for (size_t i = 0; i < x.numel(); ++i) x[i] = value(i, comm.rank());
     std::vector<std::shared_ptr<Operation>> operations;
     for (int i = 0; i < 3; ++i) {
-      operations.push_back(comm.start(all_reduce(x.data(), x.numel(), i == 1 ? ReduceOp::kMax : ReduceOp::kSum), kTimeout));
+      operations.push_back(comm.start(
+          all_reduce(x.data(), x.numel(), i == 1 ? ReduceOp::kMax : ReduceOp::kSum), kTimeout));
     }
     for (size_t i = operations.size(); i-- > 0;) CHECK(comm.wait(operations[i], Deadline::never()));
     size_t wrong = 0;
@@ -163,7 +170,8 @@ TEST(several_in_flight_complete_in_issue_order) {
 }
 
 TEST(sequence_numbers_pass_every_width) {
-  for (uint64_t start : {(uint64_t{1} << 8) - 4, (uint64_t{1} << 16) - 4, (uint64_t{1} << 31) - 4, (uint64_t{1} << 32) - 4}) {
+  for (uint64_t start : {(uint64_t{1} << 8) - 4, (uint64_t{1} << 16) - 4, (uint64_t{1} << 31) - 4,
+                         (uint64_t{1} << 32) - 4}) {
     run_ranks(
         2,
         [](Communicator& comm) {
@@ -185,9 +193,11 @@ TEST(ring_moves_the_bytes_that_theory_says) {
           // Rank r sends chunks r - 1, r - 2, ... in the n - 1 steps of either half: all but its own, and all but r + 1.
           const size_t world = static_cast<size_t>(comm.world_size());
           const size_t me = static_cast<size_t>(comm.rank());
-          const auto bytes = [&](size_t chunk) { return part(numel, world, chunk % world).numel * 4; };
-          CHECK(event.bytes_written == 2 * numel * 4 - bytes(me) - bytes(me + 1), "n=%zu rank=%zu wrote %zu", world, me,
-                event.bytes_written);
+          const auto bytes = [&](size_t chunk) {
+            return part(numel, world, chunk % world).numel * 4;
+          };
+          CHECK(event.bytes_written == 2 * numel * 4 - bytes(me) - bytes(me + 1),
+                "n=%zu rank=%zu wrote %zu", world, me, event.bytes_written);
           CHECK(event.bytes_read == 2 * numel * 4 - bytes(me + world - 1) - bytes(me),
                 "n=%zu rank=%zu read %zu", world, me, event.bytes_read);
         },
@@ -207,8 +217,10 @@ TEST(mismatch_raises_everywhere_and_the_group_stays_usable) {
       text = error.what();
       CHECK(error.kind() == ErrorKind::kMismatch);
     }
-    CHECK(text.find("ranks 0, 1 called all_reduce(6 x float32, SUM)") != std::string::npos, "%s", text.c_str());
-    CHECK(text.find("rank 2 called all_reduce(8 x float32, SUM)") != std::string::npos, "%s", text.c_str());
+    CHECK(text.find("ranks 0, 1 called all_reduce(6 x float32, SUM)") != std::string::npos, "%s",
+          text.c_str());
+    CHECK(text.find("rank 2 called all_reduce(8 x float32, SUM)") != std::string::npos, "%s",
+          text.c_str());
     for (size_t i = 0; i < 8; ++i) CHECK(x[i] == value(i, comm.rank()));
     check_all_reduce(comm, 100, false);
   });
@@ -219,12 +231,15 @@ TEST(refused_arguments_raise_everywhere) {
     Guarded<float> x(4);
     std::string text;
     try {
-      comm.run(all_reduce(x.data(), 4, comm.rank() == 1 ? ReduceOp::kBand : ReduceOp::kSum), kTimeout);
+      comm.run(all_reduce(x.data(), 4, comm.rank() == 1 ? ReduceOp::kBand : ReduceOp::kSum),
+               kTimeout);
     } catch (const Error& error) {
       text = error.what();
-      CHECK(error.kind() == (comm.rank() == 1 ? ErrorKind::kInvalidArgument : ErrorKind::kMismatch));
+      CHECK(error.kind() ==
+            (comm.rank() == 1 ? ErrorKind::kInvalidArgument : ErrorKind::kMismatch));
     }
-    CHECK(text.find("BAND has no meaning for dtype float32") != std::string::npos, "%s", text.c_str());
+    CHECK(text.find("BAND has no meaning for dtype float32") != std::string::npos, "%s",
+          text.c_str());
     check_all_reduce(comm, 10, false);
   });
 }
@@ -242,7 +257,8 @@ TEST(a_missing_rank_is_named_at_the_deadline) {
         text = error.what();
         CHECK(error.kind() == ErrorKind::kTimeout);
       }
-      CHECK(text.find("Timed out waiting 100 ms for rank 1") != std::string::npos, "%s", text.c_str());
+      CHECK(text.find("Timed out waiting 100 ms for rank 1") != std::string::npos, "%s",
+            text.c_str());
       CHECK(!comm.failure().empty());
     }
   });

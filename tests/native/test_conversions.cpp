@@ -54,7 +54,8 @@ std::vector<float> interesting_floats(const FloatFormat& format) {
     list.push_back(std::bit_cast<float>(bits | 0x80000000u));
   }
   std::mt19937 random(1);
-  for (int i = 0; i < 100000; ++i) list.push_back(std::bit_cast<float>(static_cast<uint32_t>(random())));
+  for (int i = 0; i < 100000; ++i)
+    list.push_back(std::bit_cast<float>(static_cast<uint32_t>(random())));
   return list;
 }
 
@@ -75,9 +76,10 @@ TEST(widening_every_code) {
       table->widen[at(format.dtype)](wide.data(), codes, numel);
       for (uint32_t code = 0; code < numel; ++code) {
         const double expected = format.decode(code);
-        const bool right = std::isnan(expected) ? std::isnan(wide[code])
-                                                : wide[code] == expected &&
-                                                      std::signbit(wide[code]) == std::signbit(expected);
+        const bool right =
+            std::isnan(expected)
+                ? std::isnan(wide[code])
+                : wide[code] == expected && std::signbit(wide[code]) == std::signbit(expected);
         CHECK(right, "%s %s code %#x: %g, not %g", table->instruction_set, name(format.dtype), code,
               static_cast<double>(wide[code]), expected);
       }
@@ -174,7 +176,8 @@ bool same(const std::byte* a, const std::byte* b, size_t nbytes, DType dtype, bo
       T x, y;
       std::memcpy(&x, a + i, sizeof(T));
       std::memcpy(&y, b + i, sizeof(T));
-      if (!(std::isnan(x) && std::isnan(y)) && std::memcmp(a + i, b + i, sizeof(T)) != 0) return false;
+      if (!(std::isnan(x) && std::isnan(y)) && std::memcmp(a + i, b + i, sizeof(T)) != 0)
+        return false;
     }
     return true;
   };
@@ -183,18 +186,21 @@ bool same(const std::byte* a, const std::byte* b, size_t nbytes, DType dtype, bo
   return false;
 }
 
-constexpr size_t kNumels[] = {0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 127, 129, 1023, 1024};
+constexpr size_t kNumels[] = {0,  1,  2,  3,  5,  7,   8,   9,    15,  16,
+                              17, 31, 33, 63, 65, 127, 129, 1023, 1024};
 
 // fn(table, dst, a, b, numel) must leave the same in dst for all tables; all three are shifted by elements in turn.
 template <class Fn>
-void compare_tables(const char* what, DType dst_dtype, DType src_dtype, bool arithmetic, const Fn& fn) {
+void compare_tables(const char* what, DType dst_dtype, DType src_dtype, bool arithmetic,
+                    const Fn& fn) {
   const std::vector<const TileKernels*> all = tables();
   const size_t dst_size = itemsize(dst_dtype), src_size = itemsize(src_dtype);
   for (const size_t numel : kNumels) {
     for (size_t shift = 0; shift < 3; ++shift) {
       std::vector<std::byte> expected;
       for (const TileKernels* table : all) {
-        Guarded<std::byte> a(numel * src_size, shift * src_size), b(numel * src_size, (shift + 1) * src_size);
+        Guarded<std::byte> a(numel * src_size, shift * src_size),
+            b(numel * src_size, (shift + 1) * src_size);
         Guarded<std::byte> dst(numel * dst_size, (2 - shift) * dst_size);
         fill(a.data(), numel * src_size, src_dtype, 2 * static_cast<unsigned>(numel));
         fill(b.data(), numel * src_size, src_dtype, 2 * static_cast<unsigned>(numel) + 1);

@@ -1,91 +1,12 @@
-// Operations from their submission to their end: who drives them, what ends them early, what stays behind.
-#include <dirent.h>
-
-#include <fstream>
+// Operations from their submission to their end: who drives them, and what ends them early.
 #include <future>
 #include <random>
 
 #include "guarded.h"
-#include "processes.h"
-#include "ranks.h"
+#include "sums.h"
 
 using namespace pycoll;
 using namespace pycoll::test;
-
-namespace {
-
-using std::chrono::milliseconds;
-constexpr milliseconds kTimeout{60000};
-
-using OperationPtr = std::shared_ptr<Operation>;
-
-int64_t ms_since(int64_t start_ns) { return (now_ns() - start_ns) / 1'000'000; }
-
-// An all_reduce of ones, so that each element becomes the number of ranks. The operation keeps its data alive, as a
-// framework's tensors are kept.
-using Data = std::shared_ptr<std::vector<float>>;
-
-Data ones(size_t numel) { return std::make_shared<std::vector<float>>(numel, 1.0f); }
-
-Request sum_request(const Data& data) {
-  Request request;
-  request.collective = Collective::kAllReduce;
-  request.dtype = DType::kFloat32;
-  request.numel = data->size();
-  request.input.add_chunk(data->data(), data->size());
-  request.output.add_chunk(data->data(), data->size());
-  request.after = [data] {};
-  return request;
-}
-
-Request barrier_request() { return Request{}; }
-
-struct Sum {
-  Sum(Communicator& comm, size_t numel, milliseconds timeout = kTimeout)
-      : data(ones(numel)), operation(comm.start(sum_request(data), timeout)) {}
-  Data data;
-  OperationPtr operation;
-
-  void check(Communicator& comm) {
-    CHECK(comm.wait(operation, Deadline::never()));
-    if (operation->error() != nullptr) std::rethrow_exception(operation->error());
-    size_t wrong = 0;
-    for (const float x : *data) wrong += x != static_cast<float>(comm.world_size());
-    CHECK(wrong == 0, "%zu of %zu wrong", wrong, data->size());
-  }
-};
-
-std::string text_of(const OperationPtr& operation, ErrorKind kind) {
-  CHECK(operation->finished());
-  try {
-    if (operation->error() != nullptr) std::rethrow_exception(operation->error());
-  } catch (const Error& error) {
-    CHECK(error.kind() == kind, "%s", error.what());
-    return error.what();
-  }
-  CHECK(false, "the operation has not failed");
-  return "";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  const bool found = text.find(part) != std::string::npos;
-  if (!found) std::fprintf(stderr, "'%s' is not in '%s'\n", part.c_str(), text.c_str());
-  return found;
-}
-
-size_t count_entries(const char* folder) {
-  size_t count = 0;
-  DIR* dir = opendir(folder);
-  while (readdir(dir) != nullptr) ++count;
-  closedir(dir);
-  return count;
-}
-size_t open_files() { return count_entries("/proc/self/fd"); }
-size_t threads() { return count_entries("/proc/self/task"); }
-
-constexpr size_t kLarge = 300'000;  // beyond what travels beside a signal
-
-}  // namespace
 
 TEST(events_tell_what_was_done) {
   run_ranks(2, [](Communicator& comm) {
@@ -100,10 +21,12 @@ TEST(events_tell_what_was_done) {
       const Event& event = events[i];
       CHECK(event.sequence == i + 1 && !event.failed && event.peer == -1);
       CHECK(std::string(event.algorithm) == algorithms[i], "%s", event.algorithm);
-      CHECK(event.queued_ns <= event.started_ns && event.started_ns <= event.ended_ns && event.queued_ns > 0);
+      CHECK(event.queued_ns <= event.started_ns && event.started_ns <= event.ended_ns &&
+            event.queued_ns > 0);
     }
     CHECK(events[0].nbytes == 40 && events[0].bytes_written == 40 && events[0].bytes_read == 40);
-    CHECK(events[1].nbytes == 4 * kLarge && events[1].bytes_written == 4 * kLarge && events[1].bytes_read == 4 * kLarge);
+    CHECK(events[1].nbytes == 4 * kLarge && events[1].bytes_written == 4 * kLarge &&
+          events[1].bytes_read == 4 * kLarge);
     CHECK(std::string(events[2].operation) == "barrier" && events[2].nbytes == 0);
   });
 }
@@ -119,7 +42,8 @@ TEST(events_are_kept_up_to_a_limit) {
 TEST(group_of_one_needs_nobody) {
   MeetingPlace place;
   ThreadExchange exchange(place.find({0}, 0), 0);
-  const auto comm = Communicator::create(&exchange, [](const Env&) -> std::shared_ptr<Runtime> { std::abort(); }, {});
+  const auto comm = Communicator::create(
+      &exchange, [](const Env&) -> std::shared_ptr<Runtime> { std::abort(); }, {});
   Sum sum(*comm, 1000);
   sum.check(*comm);
   CHECK(comm->sequence() == 2 && comm->failure().empty());
@@ -134,22 +58,26 @@ TEST(timeout_zero_and_the_group_afterwards) {
       std::this_thread::sleep_for(milliseconds(300));
       Sum late(comm, kLarge);
       comm.wait(late.operation, Deadline::never());
-      CHECK(contains(text_of(late.operation, ErrorKind::kPeerFailed), "rank 0 gave up: rank 0 timed out in all_reduce"));
+      CHECK(contains(text_of(late.operation, ErrorKind::kPeerFailed),
+                     "rank 0 gave up: rank 0 timed out in all_reduce"));
       return;
     }
     const int64_t start = now_ns();
     Sum hasty(comm, kLarge, milliseconds(0));
     comm.wait(hasty.operation, Deadline::never());
     CHECK(ms_since(start) < 200, "%ld ms", ms_since(start));
-    CHECK(contains(text_of(hasty.operation, ErrorKind::kTimeout), "Timed out waiting 0 ms for rank 1"));
+    CHECK(contains(text_of(hasty.operation, ErrorKind::kTimeout),
+                   "Timed out waiting 0 ms for rank 1"));
     CHECK(contains(comm.failure(), "an earlier operation on it failed (rank 0 timed out"));
     try {
       comm.run(barrier_request(), kTimeout);
       CHECK(false, "the group is unusable");
     } catch (const Error& error) {
-      CHECK(error.kind() == ErrorKind::kAborted && contains(error.what(), "destroy it and make a new one"));
+      CHECK(error.kind() == ErrorKind::kAborted &&
+            contains(error.what(), "destroy it and make a new one"));
     }
-    std::this_thread::sleep_for(milliseconds(600));  // rank 1 shall find the group poisoned, not closed
+    std::this_thread::sleep_for(
+        milliseconds(600));  // rank 1 shall find the group poisoned, not closed
   });
 }
 
@@ -201,12 +129,14 @@ TEST(abort_while_other_threads_wait) {
       std::this_thread::sleep_for(milliseconds(200));
       Sum sum(comm, kLarge);
       comm.wait(sum.operation, Deadline::never());
-      CHECK(contains(text_of(sum.operation, ErrorKind::kPeerFailed), "rank 0 gave up: enough of this"));
+      CHECK(contains(text_of(sum.operation, ErrorKind::kPeerFailed),
+                     "rank 0 gave up: enough of this"));
       return;
     }
     Sum first(comm, kLarge), second(comm, kLarge);
     Guarded<uint8_t> byte(1);
-    const OperationPtr message = comm.receive(byte.data(), 1, DType::kUInt8, 1, 0, kTimeout, nullptr);
+    const OperationPtr message =
+        comm.receive(byte.data(), 1, DType::kUInt8, 1, 0, kTimeout, nullptr);
     std::vector<std::thread> waiting;
     for (const OperationPtr& operation : {message, second.operation}) {
       waiting.emplace_back([&comm, operation] { comm.wait(operation, Deadline::never()); });
@@ -220,7 +150,8 @@ TEST(abort_while_other_threads_wait) {
       CHECK(contains(text_of(operation, ErrorKind::kAborted), "enough of this"));
     }
     CHECK(contains(comm.failure(), "enough of this"));
-    std::this_thread::sleep_for(milliseconds(500));  // rank 1 shall find the group poisoned, not closed
+    std::this_thread::sleep_for(
+        milliseconds(500));  // rank 1 shall find the group poisoned, not closed
   });
 }
 
@@ -254,7 +185,8 @@ TEST(interrupt_reaches_a_waiting_thread) {
     CHECK(!sum.operation->finished() && comm->failure().empty());
     // One that lives on the caller's stack cannot.
     CHECK(text_of_interrupt([&] { comm->run(sum_request(ones(8)), kTimeout); }) == "Ctrl-C");
-    CHECK(contains(text_of(sum.operation, ErrorKind::kAborted), "was interrupted by a signal in all_reduce"));
+    CHECK(contains(text_of(sum.operation, ErrorKind::kAborted),
+                   "was interrupted by a signal in all_reduce"));
     CHECK(contains(comm->failure(), "was interrupted by a signal"));
     signal.join();
   });
@@ -265,17 +197,20 @@ TEST(interrupt_reaches_a_waiting_thread) {
 TEST(groups_interleave_on_one_endpoint) {
   run_runtimes(3, [](Rank& rank) {
     std::vector<std::shared_ptr<Communicator>> groups;
-    for (const char* algorithm : {"auto", "ring", "two_shot"}) groups.push_back(rank.make_group(RankOptions{algorithm}));
+    for (const char* algorithm : {"auto", "ring", "two_shot"})
+      groups.push_back(rank.make_group(RankOptions{algorithm}));
     // And those of two ranks each, of which this rank is in two.
     for (const auto& members : std::vector<std::vector<int>>{{0, 1}, {0, 2}, {1, 2}}) {
-      if (members[0] == rank.rank() || members[1] == rank.rank()) groups.push_back(rank.make_group(members));
+      if (members[0] == rank.rank() || members[1] == rank.rank())
+        groups.push_back(rank.make_group(members));
     }
     CHECK(rank.runtime()->endpoint->num_peers() == 2, "peers are connected once");
     std::mt19937 random(static_cast<unsigned>(rank.rank()));
     for (int i = 0; i < 20; ++i) {
       std::vector<std::unique_ptr<Sum>> sums;
       for (auto& group : groups) {
-        sums.push_back(std::make_unique<Sum>(*group, i % 2 == 0 ? 7 : kLarge / 4, milliseconds(10000)));
+        sums.push_back(
+            std::make_unique<Sum>(*group, i % 2 == 0 ? 7 : kLarge / 4, milliseconds(10000)));
       }
       // Each rank waits in an order of its own: whatever a peer needs has to happen meanwhile.
       std::vector<size_t> order(groups.size());
@@ -291,11 +226,13 @@ TEST(threads_of_a_rank_wait_for_different_operations) {
   run_ranks(2, [](Communicator& comm) {
     for (int round = 0; round < 10; ++round) {
       std::vector<std::unique_ptr<Sum>> sums;
-      for (int i = 0; i < 4; ++i) sums.push_back(std::make_unique<Sum>(comm, i % 2 == 0 ? 5 : kLarge / 3));
+      for (int i = 0; i < 4; ++i)
+        sums.push_back(std::make_unique<Sum>(comm, i % 2 == 0 ? 5 : kLarge / 3));
       Guarded<uint8_t> out(50000), in(50000);
       const int peer = 1 - comm.rank();
       const OperationPtr sent = comm.send(out.data(), 50000, DType::kUInt8, peer, 0, kTimeout);
-      const OperationPtr received = comm.receive(in.data(), 50000, DType::kUInt8, peer, 0, kTimeout, nullptr);
+      const OperationPtr received =
+          comm.receive(in.data(), 50000, DType::kUInt8, peer, 0, kTimeout, nullptr);
       std::vector<std::thread> waiting;
       for (size_t i = sums.size(); i-- > 0;) waiting.emplace_back([&, i] { sums[i]->check(comm); });
       waiting.emplace_back([&] { CHECK(comm.wait(sent, Deadline::never())); });
@@ -313,14 +250,16 @@ TEST(no_wake_up_is_late) {
     run_ranks(n, [&](Communicator& comm) {
       std::mt19937 random(static_cast<unsigned>(comm.rank()) + 7);
       for (int i = 0; i < 600; ++i) {
-        if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
+        if (random() % 4 == 0)
+          std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
         const int64_t start = now_ns();
         comm.run(barrier_request(), kTimeout);
         if (ms_since(start) >= kSleepSlice.count()) slow.fetch_add(1);
       }
     });
     // A loaded machine may well keep a thread from running for that long, but not often.
-    CHECK(slow.load() < 10 * n, "%ld of %d barriers of %d ranks took a whole slice", slow.load(), 600 * n, n);
+    CHECK(slow.load() < 10 * n, "%ld of %d barriers of %d ranks took a whole slice", slow.load(),
+          600 * n, n);
   }
 }
 
@@ -332,11 +271,13 @@ TEST(callbacks_run_in_the_background) {
     std::vector<std::promise<void>> done(20);
     for (size_t i = 0; i < done.size(); ++i) {
       sums.push_back(std::make_unique<Sum>(comm, i % 2 == 0 ? 3 : kLarge / 8));
-      if (!sums[i]->operation->set_callback([&done, i] { done[i].set_value(); })) done[i].set_value();
+      if (!sums[i]->operation->set_callback([&done, i] { done[i].set_value(); }))
+        done[i].set_value();
       comm.drive_in_background(sums[i]->operation);
     }
     for (size_t i = 0; i < done.size(); ++i) {
-      CHECK(done[i].get_future().wait_for(kTimeout) == std::future_status::ready, "callback %zu", i);
+      CHECK(done[i].get_future().wait_for(kTimeout) == std::future_status::ready, "callback %zu",
+            i);
       sums[i]->check(comm);
       CHECK(!sums[i]->operation->set_callback([] { CHECK(false, "too late"); }));
     }
@@ -347,7 +288,8 @@ TEST(long_operations_complete_though_nobody_waits) {
   run_ranks(2, [](Communicator& comm) {
     Sum sum(comm, kLarge);
     const Deadline deadline = Deadline::after(kTimeout);
-    while (!sum.operation->finished() && !deadline.passed()) std::this_thread::sleep_for(milliseconds(1));
+    while (!sum.operation->finished() && !deadline.passed())
+      std::this_thread::sleep_for(milliseconds(1));
     CHECK(sum.operation->finished());
     sum.check(comm);
   });
@@ -363,117 +305,12 @@ TEST(an_operation_started_as_a_waiter_leaves_is_driven) {
       Sum second(comm, kLarge / 10);
       waiter.join();
       const Deadline deadline = Deadline::after(milliseconds(5000));
-      while (!second.operation->finished() && !deadline.passed()) std::this_thread::sleep_for(std::chrono::microseconds(50));
+      while (!second.operation->finished() && !deadline.passed())
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
       CHECK(second.operation->finished(), "round %d: nobody drives it", i);
       second.check(comm);
     }
   });
-}
-
-// ---- the end
-
-TEST(close_ends_what_is_pending) {
-  run_ranks(2, [](Communicator& comm) {
-    if (comm.rank() == 1) {
-      std::this_thread::sleep_for(milliseconds(300));
-      return;
-    }
-    Sum never(comm, kLarge);
-    Guarded<uint8_t> byte(1);
-    const OperationPtr message = comm.receive(byte.data(), 1, DType::kUInt8, 1, 0, kTimeout, nullptr);
-    std::thread waiter([&] { comm.wait(never.operation, Deadline::never()); });
-    std::this_thread::sleep_for(milliseconds(20));
-    const int64_t start = now_ns();
-    comm.close(milliseconds(50));
-    CHECK(ms_since(start) < 250, "%ld ms", ms_since(start));
-    waiter.join();
-    CHECK(contains(text_of(never.operation, ErrorKind::kAborted), "rank 0 destroyed the group while this operation was pending"));
-    text_of(message, ErrorKind::kAborted);
-    comm.close(milliseconds(50));
-    try {
-      comm.run(barrier_request(), kTimeout);
-      CHECK(false, "the group is closed");
-    } catch (const Error& error) {
-      CHECK(contains(error.what(), "this group has been destroyed"));
-    }
-  });
-}
-
-TEST(close_gives_peers_what_they_were_promised) {
-  run_ranks(2, [](Communicator& comm) {
-    const int peer = 1 - comm.rank();
-    Sum sum(comm, kLarge);
-    Guarded<uint8_t> out(100), in(100);
-    const OperationPtr sent = comm.send(out.data(), 100, DType::kUInt8, peer, 0, kTimeout);
-    if (comm.rank() == 0) {
-      comm.close(milliseconds(10000));
-      CHECK(sum.operation->finished() && sum.operation->error() == nullptr);
-      CHECK(sent->finished() && sent->error() == nullptr);
-      return;
-    }
-    std::this_thread::sleep_for(milliseconds(100));
-    sum.check(comm);
-    const OperationPtr received = comm.receive(in.data(), 100, DType::kUInt8, peer, 0, kTimeout, nullptr);
-    CHECK(comm.wait(received, Deadline::never()) && received->error() == nullptr);
-  });
-}
-
-TEST(groups_leave_nothing_behind) {
-  std::atomic<size_t> files_early{0}, threads_early{0};
-  run_runtimes(3, [&](Rank& rank) {
-    Arena& arena = rank.runtime()->endpoint->arena();
-    size_t most = 0, most_early = 0;
-    for (int i = 0; i < 200; ++i) {
-      const auto group = rank.make_group(RankOptions{i % 2 == 0 ? "auto" : "ring"});
-      Sum sum(*group, i % 3 == 0 ? kLarge : 10);
-      sum.check(*group);
-      Guarded<uint8_t> byte(1);
-      const int next = (rank.rank() + 1) % 3, previous = (rank.rank() + 2) % 3;
-      const OperationPtr sent = group->send(byte.data(), 1, DType::kUInt8, next, 0, kTimeout);
-      const OperationPtr received = group->receive(byte.data(), 1, DType::kUInt8, previous, 0, kTimeout, nullptr);
-      CHECK(group->wait(received, Deadline::never()) && group->wait(sent, Deadline::never()));
-      group->close(milliseconds(1000));
-      // What is pending is counted until the arena needs room, so the sum goes up and down.
-      most = std::max(most, arena.bytes_in_use());
-      if (i == 100) {
-        most_early = most;
-        files_early = open_files();
-        threads_early = threads();
-      }
-    }
-    CHECK(most <= most_early + most_early / 2, "%zu bytes became %zu", most_early, most);
-    CHECK(open_files() <= files_early + 2, "%zu files became %zu", files_early.load(), open_files());
-    CHECK(threads() <= threads_early + 2, "%zu threads became %zu", threads_early.load(), threads());
-  });
-}
-
-// ---- two processes
-
-TEST(collectives_between_processes) {
-  run_two_processes([](Exchange& exchange) {
-    const auto comm = Communicator::create(&exchange, [](const Env& env) { return Runtime::create(env); }, {});
-    for (const size_t numel : {size_t{1}, size_t{5000}, kLarge}) {
-      Sum sum(*comm, numel);
-      sum.check(*comm);
-    }
-    comm->close(milliseconds(1000));
-  });
-}
-
-TEST(death_of_a_process_is_named) {
-  run_two_processes(
-      [](Exchange& exchange) {
-        const auto comm = Communicator::create(&exchange, [](const Env& env) { return Runtime::create(env); }, {});
-        Sum before(*comm, 10);
-        before.check(*comm);
-        if (exchange.rank() == 1) kill(getpid(), SIGKILL);
-        const int64_t start = now_ns();
-        Sum sum(*comm, kLarge);
-        comm->wait(sum.operation, Deadline::never());
-        CHECK(contains(text_of(sum.operation, ErrorKind::kPeerFailed), "died: connection closed"));
-        CHECK(ms_since(start) < 1000, "%ld ms", ms_since(start));
-      },
-      true);
 }
 
 int main(int argc, char** argv) { return run_tests(argc, argv); }

@@ -17,7 +17,9 @@ using Array = Guarded<int32_t>;
 
 // Differs from call to call: what a block left behind in an earlier operation must not pass for the right one.
 int32_t value(size_t i, int rank, int chunk, int call) {
-  return static_cast<int32_t>(i * 2654435761u + static_cast<size_t>(rank * 7919 + chunk * 104729 + call * 1299709)) >> 8;
+  return static_cast<int32_t>(i * 2654435761u +
+                              static_cast<size_t>(rank * 7919 + chunk * 104729 + call * 1299709)) >>
+         8;
 }
 
 struct Case {
@@ -41,13 +43,15 @@ Request request_of(Collective collective, const Case& c) {
 
 // A tensor of `chunks` chunks of `numel` elements. What lies in chunk k is value(i, rank, k, call), or -1 without a rank.
 struct Tensor {
-  Tensor(size_t chunks, size_t numel, int rank, int call) : array(chunks * numel), chunk_numel(numel) {
+  Tensor(size_t chunks, size_t numel, int rank, int call)
+      : array(chunks * numel), chunk_numel(numel) {
     for (size_t i = 0; i < chunks * numel; ++i) {
       array[i] = rank < 0 ? -1 : value(i % numel, rank, static_cast<int>(i / numel), call);
     }
   }
   void add_to(ChunkView* view) {
-    for (size_t begin = 0; begin < array.numel(); begin += chunk_numel) view->add_chunk(array.data() + begin, chunk_numel);
+    for (size_t begin = 0; begin < array.numel(); begin += chunk_numel)
+      view->add_chunk(array.data() + begin, chunk_numel);
     if (array.numel() == 0) view->add_chunk(array.data(), 0);
   }
   // expected(i, chunk) for each element.
@@ -57,8 +61,8 @@ struct Tensor {
     for (size_t i = 0; i < array.numel(); ++i) {
       wrong += array[i] != expected(i % chunk_numel, static_cast<int>(i / chunk_numel));
     }
-    CHECK(wrong == 0, "%s, n=%zu rank=%zu root=%d numel=%zu call=%d %s: %zu wrong", what, c.world(), c.me(), c.root,
-          c.numel, c.call, c.comm.algorithm().c_str(), wrong);
+    CHECK(wrong == 0, "%s, n=%zu rank=%zu root=%d numel=%zu call=%d %s: %zu wrong", what, c.world(),
+          c.me(), c.root, c.numel, c.call, c.comm.algorithm().c_str(), wrong);
     CHECK(array.intact(), "%s, n=%zu numel=%zu: wrote beyond the end", what, c.world(), c.numel);
   }
   Array array;
@@ -67,7 +71,8 @@ struct Tensor {
 
 int32_t sum(const Case& c, size_t i, int chunk) {
   uint32_t total = 0;
-  for (int r = 0; r < c.comm.world_size(); ++r) total += static_cast<uint32_t>(value(i, r, chunk, c.call));
+  for (int r = 0; r < c.comm.world_size(); ++r)
+    total += static_cast<uint32_t>(value(i, r, chunk, c.call));
   return static_cast<int32_t>(total);
 }
 
@@ -86,7 +91,9 @@ void check_reduce(const Case& c) {
   x.add_to(&request.input);
   if (c.is_root()) x.add_to(&request.output);
   c.comm.run(request, kTimeout);
-  x.check(c, "reduce", [&](size_t i, int) { return c.is_root() ? sum(c, i, 0) : value(i, c.comm.rank(), 0, c.call); });
+  x.check(c, "reduce", [&](size_t i, int) {
+    return c.is_root() ? sum(c, i, 0) : value(i, c.comm.rank(), 0, c.call);
+  });
 }
 
 void check_all_gather(const Case& c) {
@@ -117,7 +124,8 @@ void check_broadcast(const Case& c) {
 }
 
 void check_gather(const Case& c) {
-  Tensor in(1, c.numel, c.comm.rank(), c.call), out(c.is_root() ? c.world() : 0, c.numel, -1, c.call);
+  Tensor in(1, c.numel, c.comm.rank(), c.call),
+      out(c.is_root() ? c.world() : 0, c.numel, -1, c.call);
   Request request = request_of(Collective::kGather, c);
   in.add_to(&request.input);
   if (c.is_root()) out.add_to(&request.output);
@@ -126,7 +134,8 @@ void check_gather(const Case& c) {
 }
 
 void check_scatter(const Case& c) {
-  Tensor in(c.is_root() ? c.world() : 0, c.numel, c.comm.rank(), c.call), out(1, c.numel, -1, c.call);
+  Tensor in(c.is_root() ? c.world() : 0, c.numel, c.comm.rank(), c.call),
+      out(1, c.numel, -1, c.call);
   Request request = request_of(Collective::kScatter, c);
   if (c.is_root()) in.add_to(&request.input);
   out.add_to(&request.output);
@@ -140,11 +149,14 @@ void check_all_to_all(const Case& c) {
   in.add_to(&request.input);
   out.add_to(&request.output);
   c.comm.run(request, kTimeout);
-  out.check(c, "all_to_all", [&](size_t i, int chunk) { return value(i, chunk, c.comm.rank(), c.call); });
+  out.check(c, "all_to_all",
+            [&](size_t i, int chunk) { return value(i, chunk, c.comm.rank(), c.call); });
 }
 
 // From src to dst go as many elements as this says; to some none.
-size_t uneven_numel(const Case& c, int src, int dst) { return (c.numel * static_cast<size_t>(src + 2 * dst)) % (c.numel + 3); }
+size_t uneven_numel(const Case& c, int src, int dst) {
+  return (c.numel * static_cast<size_t>(src + 2 * dst)) % (c.numel + 3);
+}
 
 void check_uneven_all_to_all(const Case& c) {
   Request request = request_of(Collective::kAllToAll, c);
@@ -159,14 +171,15 @@ void check_uneven_all_to_all(const Case& c) {
   for (Tensor& tensor : out) request.output.add_chunk(tensor.array.data(), tensor.array.numel());
   c.comm.run(request, kTimeout);
   for (int r = 0; r < c.comm.world_size(); ++r) {
-    out[static_cast<size_t>(r)].check(c, "uneven all_to_all",
-                                      [&](size_t i, int) { return value(i, r, 0, c.call + c.comm.rank()); });
+    out[static_cast<size_t>(r)].check(c, "uneven all_to_all", [&](size_t i, int) {
+      return value(i, r, 0, c.call + c.comm.rank());
+    });
   }
 }
 
-constexpr void (*kChecks[])(const Case&) = {check_all_reduce, check_reduce,  check_all_gather, check_reduce_scatter,
-                                            check_broadcast,  check_gather,  check_scatter,    check_all_to_all,
-                                            check_uneven_all_to_all};
+constexpr void (*kChecks[])(const Case&) = {
+    check_all_reduce, check_reduce,  check_all_gather, check_reduce_scatter,   check_broadcast,
+    check_gather,     check_scatter, check_all_to_all, check_uneven_all_to_all};
 
 // With 4 KiB a slot: some sizes beside the signal, some of one block, some of many.
 constexpr size_t kNumels[] = {5, 1, 16, 17, 1024, 1025, 9001, 20011};
@@ -183,7 +196,8 @@ TEST(every_collective_in_small_blocks) {
             int call = 0;
             for (const size_t numel : kNumels) {
               for (const auto check : kChecks) {
-                if (random() % 6 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
+                if (random() % 6 == 0)
+                  std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
                 check(Case{comm, numel, call % comm.world_size(), call});
                 ++call;
               }
@@ -197,7 +211,8 @@ TEST(every_collective_in_small_blocks) {
 TEST(the_same_collective_again_and_again) {
   for (const auto check : kChecks) {
     run_ranks(3, [check](Communicator& comm) {
-      for (int call = 0; call < 12; ++call) check(Case{comm, 4099 + static_cast<size_t>(call), call % 3, call});
+      for (int call = 0; call < 12; ++call)
+        check(Case{comm, 4099 + static_cast<size_t>(call), call % 3, call});
     });
   }
 }

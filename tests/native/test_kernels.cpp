@@ -28,7 +28,8 @@ struct Case {
   int divisor;
 
   std::string text() const {
-    return concat(name(op), " of ", num_operands, " x ", numel, " ", name(dtype), ", divisor ", divisor);
+    return concat(name(op), " of ", num_operands, " x ", numel, " ", name(dtype), ", divisor ",
+                  divisor);
   }
 };
 
@@ -94,7 +95,9 @@ Number load(const std::byte* at, DType dtype) {
       const size_t size = itemsize(dtype);
       std::memcpy(&number.integer, at, size);
       const int unused = 128 - 8 * static_cast<int>(size);
-      if (is_signed(dtype)) number.integer = static_cast<Wide>(static_cast<unsigned __int128>(number.integer) << unused) >> unused;
+      if (is_signed(dtype))
+        number.integer =
+            static_cast<Wide>(static_cast<unsigned __int128>(number.integer) << unused) >> unused;
       break;
     }
   }
@@ -128,7 +131,8 @@ Wide wrapped(Wide x, DType dtype) {
 }
 
 Wide combine_integers(Wide a, Wide b, ReduceOp op, DType dtype) {
-  const auto product = static_cast<Wide>(static_cast<unsigned __int128>(a) * static_cast<unsigned __int128>(b));
+  const auto product =
+      static_cast<Wide>(static_cast<unsigned __int128>(a) * static_cast<unsigned __int128>(b));
   const bool truth = dtype == DType::kBool;
   switch (op) {
     case ReduceOp::kSum:
@@ -228,7 +232,8 @@ std::vector<Array> random_operands(const Case& c, unsigned seed) {
       if (random() % 3 == 0) continue;
       const double x = (static_cast<double>(random() % 4001) - 2000) / 256;
       const float as_float = static_cast<float>(x);
-      const uint32_t code = float_format(part) != nullptr ? encoder(part).encode(x) : std::bit_cast<uint32_t>(as_float);
+      const uint32_t code = float_format(part) != nullptr ? encoder(part).encode(x)
+                                                          : std::bit_cast<uint32_t>(as_float);
       if (part == DType::kFloat64) {
         std::memcpy(array.data() + i, &x, 8);
       } else {
@@ -317,7 +322,9 @@ void check_case(const Case& c, unsigned seed) {
     check_result(c, "in place", copies[k], expected);
     for (size_t other = 0; other < arrays.size(); ++other) {
       if (other == k) continue;
-      CHECK(std::memcmp(copies[other].data(), arrays[other].data(), c.numel * itemsize(c.dtype)) == 0 && copies[other].intact(),
+      CHECK(std::memcmp(copies[other].data(), arrays[other].data(), c.numel * itemsize(c.dtype)) ==
+                    0 &&
+                copies[other].intact(),
             "%s: in place of operand %zu wrote to operand %zu", c.text().c_str(), k, other);
     }
   }
@@ -340,7 +347,8 @@ TEST(every_dtype_and_operator) {
   unsigned seed = 0;
   for_each_valid([&](DType dtype, ReduceOp op) {
     for (const int n : {1, 2, 3, 5}) {
-      for (const size_t numel : {size_t{0}, size_t{1}, size_t{13}, size_t{67}, size_t{1023}, size_t{1024}, size_t{2051}}) {
+      for (const size_t numel : {size_t{0}, size_t{1}, size_t{13}, size_t{67}, size_t{1023},
+                                 size_t{1024}, size_t{2051}}) {
         if (numel > 100 && n != 3) continue;
         check_case({dtype, op, n, numel, op == ReduceOp::kAvg ? n : 0}, ++seed);
       }
@@ -349,17 +357,18 @@ TEST(every_dtype_and_operator) {
 }
 
 TEST(averages_of_integers_are_exact_and_truncate_toward_zero) {
-  for (const auto& [values, average] :
-       std::vector<std::pair<std::vector<int64_t>, int64_t>>{{{INT64_MAX, INT64_MAX, INT64_MAX}, INT64_MAX},
-                                                             {{INT64_MIN, INT64_MIN}, INT64_MIN},
-                                                             {{INT64_MIN, INT64_MAX}, 0},
-                                                             {{-1, -2}, -1},
-                                                             {{-7, 0, 0}, -2},
-                                                             {{7, 0, 0}, 2}}) {
+  for (const auto& [values, average] : std::vector<std::pair<std::vector<int64_t>, int64_t>>{
+           {{INT64_MAX, INT64_MAX, INT64_MAX}, INT64_MAX},
+           {{INT64_MIN, INT64_MIN}, INT64_MIN},
+           {{INT64_MIN, INT64_MAX}, 0},
+           {{-1, -2}, -1},
+           {{-7, 0, 0}, -2},
+           {{7, 0, 0}, 2}}) {
     std::vector<Operand> operands;
     for (const int64_t& value : values) operands.push_back({&value, false, 1.0});
     int64_t dst = 0;
-    cpu::reduce(arguments({DType::kInt64, ReduceOp::kAvg, 0, 1, static_cast<int>(values.size())}, &dst, operands));
+    cpu::reduce(arguments({DType::kInt64, ReduceOp::kAvg, 0, 1, static_cast<int>(values.size())},
+                          &dst, operands));
     CHECK(dst == average, "%ld, not %ld", dst, average);
   }
   const uint64_t most = UINT64_MAX;
@@ -370,8 +379,9 @@ TEST(averages_of_integers_are_exact_and_truncate_toward_zero) {
 }
 
 TEST(min_and_max_give_nan_whichever_operand_holds_it) {
-  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3FN,
-                            DType::kFloat8E5M2, DType::kFloat8E4M3FNUZ, DType::kFloat8E5M2FNUZ}) {
+  for (const DType dtype :
+       {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3FN,
+        DType::kFloat8E5M2, DType::kFloat8E4M3FNUZ, DType::kFloat8E5M2FNUZ}) {
     for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
       for (int where = 0; where < 3; ++where) {
         const Case c{dtype, op, 3, 37, 0};
@@ -380,15 +390,17 @@ TEST(min_and_max_give_nan_whichever_operand_holds_it) {
           std::byte* at = arrays[static_cast<size_t>(where)].data() + i * itemsize(dtype);
           const double nan = NAN;
           const float nan_float = NAN;
-          const uint32_t code = float_format(dtype) != nullptr ? encoder(dtype).encode(NAN) : std::bit_cast<uint32_t>(nan_float);
-          std::memcpy(at, dtype == DType::kFloat64 ? static_cast<const void*>(&nan) : &code, itemsize(dtype));
+          const uint32_t code = float_format(dtype) != nullptr ? encoder(dtype).encode(NAN)
+                                                               : std::bit_cast<uint32_t>(nan_float);
+          std::memcpy(at, dtype == DType::kFloat64 ? static_cast<const void*>(&nan) : &code,
+                      itemsize(dtype));
         }
         Array dst(c.numel * itemsize(dtype));
         const std::vector<Operand> operands = as_operands(arrays);
         cpu::reduce(arguments(c, dst.data(), operands));
         for (size_t i = 0; i < c.numel; ++i) {
-          CHECK(std::isnan(load_float(dst.data() + i * itemsize(dtype), dtype)), "%s, NaN in operand %d, at %zu",
-                c.text().c_str(), where, i);
+          CHECK(std::isnan(load_float(dst.data() + i * itemsize(dtype), dtype)),
+                "%s, NaN in operand %d, at %zu", c.text().c_str(), where, i);
         }
       }
     }
@@ -406,7 +418,8 @@ TEST(position_does_not_matter) {
     cpu::reduce(arguments(c, whole.data(), operands));
     for (size_t begin = 0, step = 1; begin < c.numel; begin += step, step = step % 5 + 1) {
       std::vector<Operand> shifted = operands;
-      for (Operand& operand : shifted) operand.data = static_cast<const std::byte*>(operand.data) + begin * size;
+      for (Operand& operand : shifted)
+        operand.data = static_cast<const std::byte*>(operand.data) + begin * size;
       ReduceArgs args = arguments(c, pieces.data() + begin * size, shifted);
       args.numel = std::min(step, c.numel - begin);
       cpu::reduce(args);

@@ -33,12 +33,6 @@ std::string text_of_error(ErrorKind kind, const Fn& fn) {
   return "";
 }
 
-bool contains(const std::string& text, const std::string& part) {
-  const bool found = text.find(part) != std::string::npos;
-  if (!found) std::fprintf(stderr, "'%s' is not in '%s'\n", part.c_str(), text.c_str());
-  return found;
-}
-
 Deadline soon(int ms = 10000) { return Deadline::after(std::chrono::milliseconds(ms)); }
 
 }  // namespace
@@ -47,8 +41,10 @@ Deadline soon(int ms = 10000) { return Deadline::after(std::chrono::milliseconds
 
 TEST(arena_takes_the_first_piece_that_fits) {
   Arena arena(Segment::create(16 * kMiB));
-  const Region a = arena.allocate(3 * kGrain), b = arena.allocate(1), c = arena.allocate(2 * kGrain), d = arena.allocate(1);
-  CHECK(a.offset == 0 && b.offset == 3 * kGrain && c.offset == 4 * kGrain && d.offset == 6 * kGrain);
+  const Region a = arena.allocate(3 * kGrain), b = arena.allocate(1),
+               c = arena.allocate(2 * kGrain), d = arena.allocate(1);
+  CHECK(a.offset == 0 && b.offset == 3 * kGrain && c.offset == 4 * kGrain &&
+        d.offset == 6 * kGrain);
   CHECK(b.nbytes == kGrain, "sizes are rounded up to the grain");
   arena.release(a);
   arena.release(c);
@@ -64,7 +60,8 @@ TEST(arena_merges_neighbours_in_whatever_order_they_come_back) {
     const auto segment = Segment::create(16 * kMiB);
     Arena arena(segment);
     std::vector<Region> regions;
-    for (int i = 0; i < 4; ++i) regions.push_back(arena.allocate(kGrain * (1 + static_cast<size_t>(i))));
+    for (int i = 0; i < 4; ++i)
+      regions.push_back(arena.allocate(kGrain * (1 + static_cast<size_t>(i))));
     const size_t committed = segment->committed();
     for (const size_t i : order) arena.release(regions[i]);
     CHECK(arena.bytes_in_use() == 0);
@@ -80,7 +77,8 @@ TEST(arena_extends_the_last_free_piece) {
   const Region c = arena.allocate(5 * kGrain);
   CHECK(c.offset == a.nbytes && segment->committed() == 6 * kGrain);
   const std::byte* bytes = arena.address(c);
-  for (size_t i = 2 * kGrain; i < c.nbytes; ++i) CHECK(bytes[i] == std::byte{0}, "new memory is zero");
+  for (size_t i = 2 * kGrain; i < c.nbytes; ++i)
+    CHECK(bytes[i] == std::byte{0}, "new memory is zero");
 }
 
 TEST(arena_gives_back_when_nobody_uses_it_any_more) {
@@ -96,7 +94,8 @@ TEST(arena_gives_back_when_nobody_uses_it_any_more) {
   unused = true;
   CHECK(arena.allocate(2 * kGrain).offset == 0 && looked == 2);
   arena.release(b);
-  CHECK(arena.allocate(2 * kGrain).offset == 2 * kGrain && looked == 2, "there was room, so nobody looked");
+  CHECK(arena.allocate(2 * kGrain).offset == 2 * kGrain && looked == 2,
+        "there was room, so nobody looked");
   arena.release_when(Region{}, [&] { return ++looked, true; });
   arena.release(Region{});
   arena.allocate(64 * kGrain);
@@ -110,7 +109,8 @@ TEST(arena_says_what_it_needs_and_goes_on) {
   const std::string text = text_of_error(ErrorKind::kSystem, [&] { arena.allocate(kMiB); });
   CHECK(contains(text, "needs 1572864 bytes") && contains(text, "only 1048576 are reserved"));
   CHECK(contains(text, "raise PYCOLL_SEGMENT_BYTES"));
-  CHECK(segment->committed() == kMiB / 2 && arena.bytes_in_use() == kMiB / 2, "everything is as it was");
+  CHECK(segment->committed() == kMiB / 2 && arena.bytes_in_use() == kMiB / 2,
+        "everything is as it was");
   const Region b = arena.allocate(kMiB / 2);
   CHECK(b.offset == kMiB / 2);
   text_of_error(ErrorKind::kSystem, [&] { arena.allocate(1); });
@@ -144,7 +144,8 @@ TEST(arena_survives_a_random_life) {
     CHECK(region.offset % kGrain == 0 && region.offset + region.nbytes <= segment->committed());
     const auto next = taken.lower_bound(region.offset);
     CHECK(next == taken.end() || next->first >= region.offset + region.nbytes, "regions overlap");
-    CHECK(next == taken.begin() || std::prev(next)->first + std::prev(next)->second.nbytes <= region.offset,
+    CHECK(next == taken.begin() ||
+              std::prev(next)->first + std::prev(next)->second.nbytes <= region.offset,
           "regions overlap");
     taken[region.offset] = region;
     mine.push_back(region);
@@ -152,7 +153,8 @@ TEST(arena_survives_a_random_life) {
   for (const Region& region : mine) arena.release(region);
   unused.assign(unused.size(), 1);
   const size_t committed = segment->committed();
-  arena.allocate(committed);  // fits only when all that was pending has come back, next to each other
+  arena.allocate(
+      committed);  // fits only when all that was pending has come back, next to each other
   CHECK(arena.bytes_in_use() == committed && segment->committed() == committed);
 }
 
@@ -166,7 +168,8 @@ TEST(arena_from_several_threads) {
         std::byte* bytes = arena.address(region);
         std::memset(bytes, t, region.nbytes);
         bool mine = true;
-        for (size_t k = 0; k < region.nbytes; k += 512) mine &= bytes[k] == static_cast<std::byte>(t);
+        for (size_t k = 0; k < region.nbytes; k += 512)
+          mine &= bytes[k] == static_cast<std::byte>(t);
         CHECK(mine, "two threads were given the same bytes");
         if (i % 2 == 0) {
           arena.release(region);
@@ -208,7 +211,8 @@ TEST(segment_is_seen_by_a_peer_as_it_grows) {
 
 TEST(segment_of_a_peer_must_be_sealed) {
   const UniqueFd unsealed(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  CHECK(contains(text_of_error(ErrorKind::kSystem, [&] { Segment::map_peer(unsealed, kMiB); }), "not a sealed pycoll segment"));
+  CHECK(contains(text_of_error(ErrorKind::kSystem, [&] { Segment::map_peer(unsealed, kMiB); }),
+                 "not a sealed pycoll segment"));
   int pipe_fds[2];
   CHECK(pipe(pipe_fds) == 0);
   const UniqueFd in(pipe_fds[0]), out(pipe_fds[1]);
@@ -226,7 +230,8 @@ TEST(segment_says_why_the_system_gives_no_memory) {
   const std::string text = text_of_error(ErrorKind::kSystem, [&] { segment->commit(4 * kGrain); });
   setrlimit(RLIMIT_FSIZE, &before);
   signal(SIGXFSZ, handler);
-  CHECK(contains(text, "cannot add 12288 bytes to the 4096 bytes of shared memory") && contains(text, "ulimit -f"));
+  CHECK(contains(text, "cannot add 12288 bytes to the 4096 bytes of shared memory") &&
+        contains(text, "ulimit -f"));
   CHECK(segment->committed() == kGrain);
   segment->commit(4 * kGrain);
   CHECK(segment->committed() == 4 * kGrain);
@@ -239,7 +244,8 @@ namespace {
 constexpr size_t kSegmentBytes = 16 * kMiB;
 
 // What a group's rendezvous does: greetings to all, then connect. `secret` is this rank's idea of it.
-std::vector<std::shared_ptr<Peer>> connect(Exchange& exchange, Endpoint& endpoint, const Token& secret, Deadline deadline) {
+std::vector<std::shared_ptr<Peer>> connect(Exchange& exchange, Endpoint& endpoint,
+                                           const Token& secret, Deadline deadline) {
   BlobWriter greeting;
   endpoint.write_greeting(&greeting);
   const std::vector<Blob> blobs = exchange.all_gather(greeting.take(), soon(), nullptr);
@@ -270,7 +276,8 @@ TEST(endpoints_of_one_process_share_a_mapping) {
     CHECK(peers.size() == 2 && peers[static_cast<size_t>(rank)] == nullptr);
     const auto& peer = peers[static_cast<size_t>(1 - rank)];
     const auto& other = rank == 0 ? b : a;
-    CHECK(peer->bell() == other->bell() && peer->segment->base() == other->base() && peer->id == other->id());
+    CHECK(peer->bell() == other->bell() && peer->segment->base() == other->base() &&
+          peer->id == other->id());
     CHECK(peer->liveness == nullptr && peer->alive());
   }
   CHECK(a->num_peers() == 1 && b->num_peers() == 1);
@@ -284,7 +291,9 @@ TEST(endpoints_of_two_processes_see_each_other) {
     const auto peers = connect(exchange, *endpoint, Token{1}, soon());
     const auto& peer = peers[static_cast<size_t>(1 - exchange.rank())];
     CHECK(peer->liveness != nullptr && peer->alive() && endpoint->num_peers() == 1);
-    CHECK(connect(exchange, *endpoint, Token{2}, soon())[static_cast<size_t>(1 - exchange.rank())] == peer, "connected once");
+    CHECK(connect(exchange, *endpoint, Token{2},
+                  soon())[static_cast<size_t>(1 - exchange.rank())] == peer,
+          "connected once");
     // Each has allocated the same, so the peer's lies at the same offset.
     auto* other = reinterpret_cast<Shared*>(peer->segment->base() + region.offset);
     for (uint64_t round = 1; round <= 200; ++round) {
@@ -294,8 +303,9 @@ TEST(endpoints_of_two_processes_see_each_other) {
       const auto await = [&](uint64_t target) {
         const Deadline deadline = soon();
         while (other->signal.load(std::memory_order_acquire) < target && !deadline.passed()) {
-          endpoint->bell()->sleep_unless([&] { return other->signal.load(std::memory_order_seq_cst) >= target; },
-                                         std::chrono::seconds(1));
+          endpoint->bell()->sleep_unless(
+              [&] { return other->signal.load(std::memory_order_seq_cst) >= target; },
+              std::chrono::seconds(1));
         }
       };
       await(2 * round - 1);
@@ -317,7 +327,8 @@ TEST(endpoint_notices_the_death_of_a_process) {
         if (exchange.rank() == 1) kill(getpid(), SIGKILL);
         const auto& peer = peers[1];
         const Deadline deadline = soon();
-        while (peer->alive() && !deadline.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        while (peer->alive() && !deadline.passed())
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
         CHECK(!peer->alive());
         peer->bell()->ring();  // its memory is still there
       },
@@ -329,9 +340,9 @@ TEST(endpoint_lets_nobody_in_who_does_not_know_the_secret) {
     const auto endpoint = Endpoint::create(kSegmentBytes);
     const bool caller = exchange.rank() == 1;  // a rank calls those below it
     const Token secret{static_cast<uint8_t>(caller ? 1 : 2)};
-    const std::string text = text_of_error(caller ? ErrorKind::kPeerFailed : ErrorKind::kTimeout, [&] {
-      connect(exchange, *endpoint, secret, soon(caller ? 10000 : 400));
-    });
+    const std::string text =
+        text_of_error(caller ? ErrorKind::kPeerFailed : ErrorKind::kTimeout,
+                      [&] { connect(exchange, *endpoint, secret, soon(caller ? 10000 : 400)); });
     CHECK(contains(text, caller ? "making a group with rank 0" : "Timed out waiting for rank 1"));
     CHECK(endpoint->num_peers() == 0);
     exchange.all_gather({}, soon(), nullptr);
@@ -377,8 +388,8 @@ TEST(endpoint_names_the_rank_that_has_ended) {
     exchange.all_gather({}, soon(), nullptr);
     if (exchange.rank() == 0) return;
     std::vector<BlobReader> readers = {{blobs[0], 0}, {blobs[1], 1}};
-    const std::string text =
-        text_of_error(ErrorKind::kSystem, [&] { endpoint->connect(&readers, 1, Token{1}, soon(), nullptr); });
+    const std::string text = text_of_error(
+        ErrorKind::kSystem, [&] { endpoint->connect(&readers, 1, Token{1}, soon(), nullptr); });
     CHECK(contains(text, "rank 0 cannot be reached on this host"));
   });
 }
@@ -386,7 +397,8 @@ TEST(endpoint_names_the_rank_that_has_ended) {
 TEST(endpoint_made_before_a_fork_is_not_used_after_it) {
   const auto endpoint = Endpoint::create(kSegmentBytes);
   CHECK(!endpoint->forked());
-  run_two_processes([&](Exchange& exchange) { CHECK(endpoint->forked() == (exchange.rank() == 1)); });
+  run_two_processes(
+      [&](Exchange& exchange) { CHECK(endpoint->forked() == (exchange.rank() == 1)); });
 }
 
 int main(int argc, char** argv) { return run_tests(argc, argv); }

@@ -19,7 +19,8 @@ int64_t ms_since(int64_t start_ns) { return (now_ns() - start_ns) / 1'000'000; }
 template <class Condition>
 bool comes_true(const Condition& condition, milliseconds patience = kLong) {
   const Deadline deadline = Deadline::after(patience);
-  while (!condition() && !deadline.passed()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  while (!condition() && !deadline.passed())
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
   return condition();
 }
 
@@ -106,7 +107,8 @@ TEST(end_of_an_operation_wakes_its_waiter) {
     turn.store(i, std::memory_order_release);
     for (int pause = i % 100; pause > 0; --pause) cpu_relax();
     const int64_t start = now_ns();
-    while (!operation.finished()) bell.sleep_unless([&] { return operation.finished(); }, milliseconds(50));
+    while (!operation.finished())
+      bell.sleep_unless([&] { return operation.finished(); }, milliseconds(50));
     // A machine that is busy otherwise may keep a thread from running for so long, but not often.
     if (ms_since(start) >= 50) ++slow;
   }
@@ -125,7 +127,8 @@ TEST(engine_drives_until_nothing_is_left) {
   CHECK(comes_true([&] { return driver->work.load() == 0; }));
   const int passes = driver->passes.load();
   std::this_thread::sleep_for(milliseconds(120));
-  CHECK(driver->passes.load() <= passes + 1, "has nothing to do, and still %d passes", driver->passes.load() - passes);
+  CHECK(driver->passes.load() <= passes + 1, "has nothing to do, and still %d passes",
+        driver->passes.load() - passes);
   driver->work = 1;
   e.engine.activate(driver);
   CHECK(comes_true([&] { return driver->work.load() == 0; }));
@@ -137,7 +140,8 @@ TEST(engine_sleeps_until_a_signal_comes) {
   driver->work = 1;
   driver->target = 7;
   e.engine.activate(driver);
-  CHECK(comes_true([&] { return driver->checks.load() >= 2; }), "looks at deadlines and peers now and then");
+  CHECK(comes_true([&] { return driver->checks.load() >= 2; }),
+        "looks at deadlines and peers now and then");
   CHECK(driver->passes.load() < 100, "%d passes: it does not sleep", driver->passes.load());
   const int64_t start = now_ns();
   driver->signal.store(7, std::memory_order_seq_cst);

@@ -39,7 +39,8 @@ TEST(parts_of_sizes_beyond_32_bits) {
 
 TEST(rounding) {
   CHECK(ceil_div(0, 4) == 0 && ceil_div(1, 4) == 1 && ceil_div(4, 4) == 1 && ceil_div(5, 4) == 2);
-  CHECK(round_up(0, 64) == 0 && round_up(1, 64) == 64 && round_up(64, 64) == 64 && round_up(65, 64) == 128);
+  CHECK(round_up(0, 64) == 0 && round_up(1, 64) == 64 && round_up(64, 64) == 64 &&
+        round_up(65, 64) == 128);
 }
 
 TEST(neighbours) {
@@ -48,9 +49,11 @@ TEST(neighbours) {
     int rank = 0;
     for (int i = 0; i < n; ++i, rank = ring::next(rank, n)) {
       seen.insert(rank);
-      CHECK(ring::previous(ring::next(rank, n), n) == rank && ring::next(ring::previous(rank, n), n) == rank);
+      CHECK(ring::previous(ring::next(rank, n), n) == rank &&
+            ring::next(ring::previous(rank, n), n) == rank);
     }
-    CHECK(rank == 0 && static_cast<int>(seen.size()) == n, "n=%d: once around meets each rank once", n);
+    CHECK(rank == 0 && static_cast<int>(seen.size()) == n, "n=%d: once around meets each rank once",
+          n);
   }
 }
 
@@ -59,11 +62,14 @@ TEST(all_reduce_schedule) {
     for (int rank = 0; rank < n; ++rank) {
       const int previous = ring::previous(rank, n);
       for (int step = 1; step < 2 * n - 1; ++step) {
-        CHECK(ring::all_reduce_chunk(rank, step, n) == ring::all_reduce_chunk(previous, step - 1, n),
-              "n=%d rank=%d: what step %d receives was sent in step %d", n, rank, step, step - 1);
+        CHECK(
+            ring::all_reduce_chunk(rank, step, n) == ring::all_reduce_chunk(previous, step - 1, n),
+            "n=%d rank=%d: what step %d receives was sent in step %d", n, rank, step, step - 1);
       }
-      CHECK(ring::all_reduce_chunk(rank, 0, n) == previous, "n=%d rank=%d starts the chunk before its own", n, rank);
-      CHECK(ring::all_reduce_chunk(rank, n - 1, n) == rank, "n=%d rank=%d completes its own chunk", n, rank);
+      CHECK(ring::all_reduce_chunk(rank, 0, n) == previous,
+            "n=%d rank=%d starts the chunk before its own", n, rank);
+      CHECK(ring::all_reduce_chunk(rank, n - 1, n) == rank, "n=%d rank=%d completes its own chunk",
+            n, rank);
     }
     for (int chunk = 0; chunk < n; ++chunk) {
       // The chunk's way: which rank handles it in a step. There is exactly one.
@@ -77,8 +83,10 @@ TEST(all_reduce_schedule) {
       if (way.size() != static_cast<size_t>(2 * n - 1)) continue;
       const auto middle = way.begin() + n;
       CHECK(way[0] == ring::next(chunk, n) && way[static_cast<size_t>(n - 1)] == chunk);
-      CHECK(std::set<int>(way.begin(), middle).size() == static_cast<size_t>(n), "n=%d chunk=%d: each rank adds once", n, chunk);
-      CHECK(std::set<int>(middle - 1, way.end()).size() == static_cast<size_t>(n), "n=%d chunk=%d: each rank gets it", n, chunk);
+      CHECK(std::set<int>(way.begin(), middle).size() == static_cast<size_t>(n),
+            "n=%d chunk=%d: each rank adds once", n, chunk);
+      CHECK(std::set<int>(middle - 1, way.end()).size() == static_cast<size_t>(n),
+            "n=%d chunk=%d: each rank gets it", n, chunk);
     }
   }
 }

@@ -4,7 +4,8 @@
    |---------------------|----------------------------------------------------------------------------------|
    | queued, arrived     | operations in the queue, and how many of them can end (posts of peers)           |
    | finished            | operations that have ended, in order                                             |
-   | waiters             | Driver::waiters (csrc/engine/driver.h)                                           |
+   | waiters,            | Driver::waiters, Driver::left_to_waiters (csrc/engine/driver.h)                  |
+   | left_to_waiters     |                                                                                  |
    | activated, news     | the driver is in ProgressEngine::active_; ProgressEngine::news_                  |
    | mutex, engine_mutex | Driver::mutex, ProgressEngine::mutex_                                            |
    | proctype waiter     | Communicator::wait_driving with its WaiterScope (csrc/engine/communicator.cpp)   |
@@ -34,7 +35,7 @@ inline lock(m) { atomic { !m -> m = true } }
 
 /* CollectiveQueue::progress */
 inline progress() {
-  d_step { 
+  d_step {
     if
     :: arrived < queued -> finished = arrived
     :: else -> finished = queued
@@ -99,7 +100,12 @@ end:
      :: waiters > 0 ->
 #ifndef FORGOTTEN
         left_to_waiters = true;
-        keep = (waiters == 0)          /* the last one left meanwhile, perhaps before it could see the note */
+        if
+        :: waiters == 0 -> news = true  /* the last one left meanwhile, perhaps before it could see the note */
+        :: else
+        fi
+#else
+        skip
 #endif
      fi;
      lock(engine_mutex);
