@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace pycoll {
 
@@ -38,6 +39,9 @@ template <class... Parts>
 [[noreturn]] void fail(ErrorKind kind, const Parts&... parts) {
   throw Error(kind, concat("pycoll: ", parts...));
 }
+
+// "rank 1", "ranks 1, 2".
+std::string list_ranks(const std::vector<int>& ranks);
 
 // The text of errno's value `code`, with its number.
 std::string errno_text(int code);

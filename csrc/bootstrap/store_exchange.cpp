@@ -22,13 +22,13 @@ std::vector<Blob> StoreExchange::all_gather(const Blob& mine, Deadline deadline,
   const int turn = turn_++;
   store_->set(key(turn, rank_), mine);
   std::vector<Blob> blobs(static_cast<size_t>(world_size_));
-  std::string missing;
+  std::vector<int> missing;
   std::chrono::microseconds pause = kShortestPause;
   for (int peer = 0; peer < world_size_; ++peer) {
     while (!store_->try_get(key(turn, peer), &blobs[static_cast<size_t>(peer)])) {
       if (interrupt) interrupt();
       if (deadline.passed()) {
-        missing += concat(missing.empty() ? "" : ", ", peer);
+        missing.push_back(peer);
         break;
       }
       std::this_thread::sleep_for(pause);
@@ -37,7 +37,7 @@ std::vector<Blob> StoreExchange::all_gather(const Blob& mine, Deadline deadline,
   }
   if (!missing.empty()) {
     fail(ErrorKind::kTimeout, "rank ", rank_, " timed out making a group of ", world_size_,
-         ": Timed out waiting for rank(s) ", missing,
+         ": Timed out waiting for ", list_ranks(missing),
          "; check that they run and make the same groups in the same order, or raise the timeout");
   }
   // Whoever has read turn t + 1 of all ranks knows that all of them have read turn t.

@@ -1,5 +1,7 @@
 #include "engine/collective_queue.h"
 
+#include <algorithm>
+
 #include "engine/fingerprint.h"
 
 namespace pycoll {
@@ -111,10 +113,17 @@ void CollectiveQueue::check() {
     group_->check_usable();
     if (wait.peer >= 0) group_->check_member(wait.peer);
     if (wait.ready()) return;
-    if (operation->deadline().passed()) fail(ErrorKind::kTimeout, timeout_text(*operation));
+    if (a_deadline_passed()) fail(ErrorKind::kTimeout, timeout_text(*operation));
   } catch (const Error& error) {
     if (!wait.ready()) fail_front(error);
   }
+}
+
+// Of the front operation, or of one that cannot even start because of it.
+bool CollectiveQueue::a_deadline_passed() const {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  return std::any_of(queue_.begin(), queue_.end(),
+                     [](const auto& operation) { return operation->deadline().passed(); });
 }
 
 bool CollectiveQueue::watch(std::vector<Wait>* waits) const {
@@ -159,12 +168,22 @@ void CollectiveQueue::fail_front(const Error& error) {
   finish_front(std::make_exception_ptr(Error(error.kind(), text)));
 }
 
+// Whom the operation waits for: in the handshake, all that have not come.
+std::string CollectiveQueue::awaited(const CollectiveOperation& operation) const {
+  if (operation.agreed) return list_ranks({operation.task_state.wait.peer});
+  std::vector<int> missing;
+  for (int r = 0; r < group_->world_size(); ++r) {
+    if (r != group_->rank() && !group_->handshake(r, operation.sequence).ready())
+      missing.push_back(r);
+  }
+  return missing.empty() ? list_ranks({operation.task_state.wait.peer}) : list_ranks(missing);
+}
+
 std::string CollectiveQueue::timeout_text(const CollectiveOperation& operation) const {
   const Event& event = operation.event;
   return concat("rank ", group_->rank(), " timed out in ", operation.describe(),
-                ": Timed out waiting ", operation.timeout().count(), " ms for rank ",
-                operation.task_state.wait.peer, " (", event.bytes_written,
-                " bytes written for others, ", event.bytes_read,
+                ": Timed out waiting ", operation.timeout().count(), " ms for ", awaited(operation),
+                " (", event.bytes_written, " bytes written for others, ", event.bytes_read,
                 " read from others, of a tensor of ", event.nbytes, " bytes)");
 }
 

@@ -49,6 +49,8 @@ class CollectiveQueue final : public Driver {
   void start(CollectiveOperation* operation);
   void finish_front(std::exception_ptr error);
   void fail_front(const Error& error);
+  bool a_deadline_passed() const;
+  std::string awaited(const CollectiveOperation& operation) const;
   std::string timeout_text(const CollectiveOperation& operation) const;
 
   const std::shared_ptr<Group> group_;

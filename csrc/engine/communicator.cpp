@@ -317,8 +317,8 @@ void Communicator::drive_in_background(const std::shared_ptr<Operation>& operati
 // The words are those that programs written for torch's own monitored barrier look for.
 std::string Communicator::monitored_failure(const std::vector<int>& missing,
                                             std::chrono::milliseconds timeout) const {
-  std::string ranks = missing.size() == 1 ? "Rank " : "Ranks ";
-  for (size_t i = 0; i < missing.size(); ++i) ranks += concat(i == 0 ? "" : ", ", missing[i]);
+  std::string ranks = list_ranks(missing);
+  ranks[0] = 'R';
   const std::string text =
       concat(ranks, " failed to pass monitoredBarrier in ", timeout.count(), " ms");
   if (rank_ != 0) {

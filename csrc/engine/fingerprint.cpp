@@ -60,12 +60,6 @@ std::string refusal_text(HandshakeLine* line, size_t payload_bytes) {
   return std::string(text, strnlen(text, payload_bytes));
 }
 
-std::string list_of_ranks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += concat(i == 0 ? "" : ", ", ranks[i]);
-  return text;
-}
-
 }  // namespace
 
 void write_fingerprint(HandshakeLine* line, const Request& request) {
@@ -112,7 +106,7 @@ void compare_fingerprints(const Group& group, uint64_t sequence, const Request* 
   std::string text =
       concat("operation ", sequence, " of this group differs between ranks:", refusals);
   for (const auto& [call, ranks] : sides) {
-    text += concat(" ", list_of_ranks(ranks), " called ", call, ";");
+    text += concat(" ", list_ranks(ranks), " called ", call, ";");
   }
   fail(ErrorKind::kMismatch, text,
        " nothing was moved and the group stays usable. All ranks must make the same calls in the "
