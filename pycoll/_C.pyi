@@ -7,6 +7,7 @@ class BackendOptions:
 class ProcessGroupPycoll:
     algorithm: str
     failure: str
+    options: BackendOptions
     def events(self) -> list[dict[str, Any]]: ...
 
 def algorithm_names() -> list[str]: ...

@@ -13,10 +13,48 @@ from pycoll.options import Options
 
 if TYPE_CHECKING:
     from pycoll.backend import algorithm_names, events
+    from pycoll.collectives import (
+        all_gather,
+        all_gather_into_tensor,
+        all_reduce,
+        all_to_all,
+        all_to_all_single,
+        barrier,
+        broadcast,
+        gather,
+        monitored_barrier,
+        reduce,
+        reduce_scatter,
+        reduce_scatter_tensor,
+        scatter,
+    )
 
-__all__ = ["Options", "__version__", "algorithm_names", "events"]
+__all__ = [
+    "Options",
+    "__version__",
+    "algorithm_names",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "events",
+    "gather",
+    "monitored_barrier",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+]
 
-_LAZY = {"algorithm_names": "pycoll.backend", "events": "pycoll.backend"}
+# Where the names come from that are not loaded here.
+_LAZY = {
+    name: "pycoll.backend" if name in ("algorithm_names", "events") else "pycoll.collectives"
+    for name in __all__
+    if name not in ("Options", "__version__")
+}
 
 
 def __getattr__(name: str) -> Any:

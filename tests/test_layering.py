@@ -44,6 +44,7 @@ PYCOLL_MODULES = (
     "options",
     "ops",
     "backend",
+    "collectives",
     "symmetric",
     "reference",
     "testing",

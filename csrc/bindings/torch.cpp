@@ -72,6 +72,11 @@ void bind_torch(py::module_& module) {
           [](const ProcessGroupPycoll& self) { return self.communicator()->algorithm(); })
       .def_property_readonly(
           "failure", [](const ProcessGroupPycoll& self) { return self.communicator()->failure(); })
+      .def_property_readonly(
+          "options",
+          [](ProcessGroupPycoll& self) {
+            return c10::static_intrusive_pointer_cast<PycollOptions>(self.getBackendOptions());
+          })
       .def("events", &events);
   module.def("create", &create, py::arg("group"), py::arg("algorithm"), py::arg("timeout"),
              py::call_guard<py::gil_scoped_release>());

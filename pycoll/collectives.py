@@ -1,0 +1,205 @@
+"""Collectives, called directly: past the functions of torch.distributed, with the same meaning.
+
+They accept what those refuse for reasons of other backends (products of complex numbers, lazily conjugated
+tensors, monitored barriers), and cost less per call. Ranks in ``src`` and ``dst`` are ranks of the group. Every
+function runs to completion unless ``async_op`` is true; then it returns a ``torch.distributed.Work``.
+
+Errors: ``ValueError`` for arguments (before anything moves; the other ranks raise too);
+``torch.distributed.DistBackendError`` for ranks that disagree, time out, die or leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+from pycoll.backend import backend_of
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+    Group = dist.ProcessGroup | None
+    Op = dist.ReduceOp | dist.ReduceOp.RedOpType | str
+
+
+def _reduce_op(op: Op) -> Any:
+    import torch.distributed as dist
+
+    if not isinstance(op, str):
+        return op
+    try:
+        return getattr(dist.ReduceOp, op.upper())
+    except AttributeError:
+        raise ValueError(
+            f"op {op!r} is none of sum, avg, product, min, max, band, bor, bxor "
+            "(for premul_sum pass torch.distributed._make_nccl_premul_sum(factor))"
+        ) from None
+
+
+def _finish(work: Any, async_op: bool) -> dist.Work | None:
+    if async_op:
+        return cast("dist.Work", work)
+    work.wait()
+    return None
+
+
+def _options(kind: str, async_op: bool, **fields: Any) -> Any:
+    import torch.distributed.distributed_c10d as c10d
+
+    options = getattr(c10d, kind)()
+    options.asyncOp = async_op
+    for name, value in fields.items():
+        setattr(options, name, value)
+    return options
+
+
+def all_reduce(
+    tensor: torch.Tensor, op: Op = "sum", group: Group = None, async_op: bool = False
+) -> dist.Work | None:
+    """Reduces `tensor` over all ranks, in place on every rank.
+
+    Args:
+        tensor: of any shape, strides and dtype in which `op` has a meaning; the same number of
+            elements and dtype on all ranks.
+        op: a ``torch.distributed.ReduceOp``, or its name in lower case.
+    """
+    options = _options("AllreduceOptions", async_op, reduceOp=_reduce_op(op))
+    return _finish(backend_of(group).allreduce([tensor], options), async_op)
+
+
+def reduce(
+    tensor: torch.Tensor, dst: int, op: Op = "sum", group: Group = None, async_op: bool = False
+) -> dist.Work | None:
+    """Reduces `tensor` over all ranks into that of rank `dst`; the others' stay as they are."""
+    options = _options("ReduceOptions", async_op, reduceOp=_reduce_op(op), rootRank=dst)
+    return _finish(backend_of(group).reduce([tensor], options), async_op)
+
+
+def broadcast(
+    tensor: torch.Tensor, src: int, group: Group = None, async_op: bool = False
+) -> dist.Work | None:
+    """Copies the `tensor` of rank `src` into those of all ranks."""
+    options = _options("BroadcastOptions", async_op, rootRank=src)
+    return _finish(backend_of(group).broadcast([tensor], options), async_op)
+
+
+def all_gather(
+    outputs: Sequence[torch.Tensor],
+    tensor: torch.Tensor,
+    group: Group = None,
+    async_op: bool = False,
+) -> dist.Work | None:
+    """Copies the `tensor` of rank r into ``outputs[r]`` of all ranks; sizes may differ from rank to rank."""
+    options = _options("AllgatherOptions", async_op)
+    return _finish(backend_of(group).allgather([list(outputs)], [tensor], options), async_op)
+
+
+def all_gather_into_tensor(
+    output: torch.Tensor, tensor: torch.Tensor, group: Group = None, async_op: bool = False
+) -> dist.Work | None:
+    """Concatenates the tensors of all ranks, in rank order, in `output` (world_size times as many elements)."""
+    options = _options("AllgatherOptions", async_op)
+    return _finish(backend_of(group)._allgather_base(output, tensor, options), async_op)
+
+
+def reduce_scatter(
+    output: torch.Tensor,
+    inputs: Sequence[torch.Tensor],
+    op: Op = "sum",
+    group: Group = None,
+    async_op: bool = False,
+) -> dist.Work | None:
+    """Reduces ``inputs[r]`` over all ranks into the `output` of rank r; sizes may differ from rank to rank."""
+    options = _options("ReduceScatterOptions", async_op, reduceOp=_reduce_op(op))
+    return _finish(backend_of(group).reduce_scatter([output], [list(inputs)], options), async_op)
+
+
+def reduce_scatter_tensor(
+    output: torch.Tensor,
+    tensor: torch.Tensor,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: bool = False,
+) -> dist.Work | None:
+    """Reduces `tensor` (world_size times as many elements as `output`) over all ranks; rank r gets part r."""
+    options = _options("ReduceScatterOptions", async_op, reduceOp=_reduce_op(op))
+    return _finish(backend_of(group)._reduce_scatter_base(output, tensor, options), async_op)
+
+
+def gather(
+    outputs: Sequence[torch.Tensor] | None,
+    tensor: torch.Tensor,
+    dst: int,
+    group: Group = None,
+    async_op: bool = False,
+) -> dist.Work | None:
+    """Copies the `tensor` of rank r into ``outputs[r]`` of rank `dst`; the others pass None."""
+    options = _options("GatherOptions", async_op, rootRank=dst)
+    lists = [] if outputs is None else [list(outputs)]
+    return _finish(backend_of(group).gather(lists, [tensor], options), async_op)
+
+
+def scatter(
+    output: torch.Tensor,
+    inputs: Sequence[torch.Tensor] | None,
+    src: int,
+    group: Group = None,
+    async_op: bool = False,
+) -> dist.Work | None:
+    """Copies ``inputs[r]`` of rank `src` into the `output` of rank r; the others pass None."""
+    options = _options("ScatterOptions", async_op, rootRank=src)
+    lists = [] if inputs is None else [list(inputs)]
+    return _finish(backend_of(group).scatter([output], lists, options), async_op)
+
+
+def all_to_all(
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    group: Group = None,
+    async_op: bool = False,
+) -> dist.Work | None:
+    """Sends ``inputs[r]`` to rank r and puts what rank r sends into ``outputs[r]``."""
+    options = _options("AllToAllOptions", async_op)
+    return _finish(backend_of(group).alltoall(list(outputs), list(inputs), options), async_op)
+
+
+def all_to_all_single(
+    output: torch.Tensor,
+    tensor: torch.Tensor,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    async_op: bool = False,
+) -> dist.Work | None:
+    """Sends part r of `tensor` to rank r and puts what rank r sends into part r of `output`.
+
+    Args:
+        output_split_sizes: rows of the first dimension that come from each rank; None: equally many.
+        input_split_sizes: rows that go to each rank; None: equally many.
+    """
+    options = _options("AllToAllOptions", async_op)
+    splits = list(output_split_sizes or []), list(input_split_sizes or [])
+    return _finish(backend_of(group).alltoall_base(output, tensor, *splits, options), async_op)
+
+
+def barrier(group: Group = None, async_op: bool = False) -> dist.Work | None:
+    """Returns when all ranks have called it."""
+    return _finish(backend_of(group).barrier(_options("BarrierOptions", async_op)), async_op)
+
+
+def monitored_barrier(
+    group: Group = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
+    """A barrier that names the ranks that have not come, and may be repeated after that.
+
+    Args:
+        timeout: None: the group's.
+        wait_all_ranks: name all missing ranks, not only the first.
+    """
+    import torch.distributed as dist
+
+    pg: Any = dist.group.WORLD if group is None else group
+    backend = backend_of(group)
+    pg.monitored_barrier(backend.options._timeout if timeout is None else timeout, wait_all_ranks)
