@@ -111,7 +111,47 @@ def check_broadcast(values: Tensor, rank: int, n: int, group: Any) -> None:
     assert_same_bits(tensor, values, "broadcast")
 
 
-COLLECTIVES = (check_all_reduce, check_all_gather, check_reduce_scatter, check_broadcast)
+def check_reduce(values: Tensor, rank: int, n: int, group: Any) -> None:
+    dst = values.numel() % n
+    tensor = values * (rank + 1)
+    dist.reduce(tensor, dst, group=group)
+    scale = n * (n + 1) // 2 if rank == dst else rank + 1
+    assert_same_bits(tensor, values * scale, "reduce")
+
+
+def check_gather(values: Tensor, rank: int, n: int, group: Any) -> None:
+    dst = values.numel() % n
+    outputs = [complement(values) for _ in range(n)] if rank == dst else None
+    dist.gather(values + rank, outputs, dst, group=group)
+    for source, output in enumerate(outputs or ()):
+        assert_same_bits(output, values + source, "gather")
+
+
+def check_scatter(values: Tensor, rank: int, n: int, group: Any) -> None:
+    src = values.numel() % n
+    output = complement(values)
+    inputs = [values + target for target in range(n)] if rank == src else None
+    dist.scatter(output, inputs, src, group=group)
+    assert_same_bits(output, values + rank, "scatter")
+
+
+def check_all_to_all(values: Tensor, rank: int, n: int, group: Any) -> None:
+    """Rank s sends to rank r as many copies as s + r, each plus n * s + r."""
+    sent = [(values + n * rank + target).repeat(rank + target) for target in range(n)]
+    expected = torch.cat(
+        [(values + n * source + rank).repeat(source + rank) for source in range(n)]
+    )
+    output = complement(expected)
+    numel = values.numel()
+    splits = [numel * (rank + other) for other in range(n)]
+    dist.all_to_all_single(output, torch.cat(sent), splits, splits, group=group)
+    assert_same_bits(output, expected, "all_to_all")
+
+
+COLLECTIVES = (
+    *(check_all_reduce, check_all_gather, check_reduce_scatter, check_broadcast),
+    *(check_reduce, check_gather, check_scatter, check_all_to_all),
+)
 
 
 def all_forms_of_waiting() -> list[object]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import generator
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
-from case_data import contribution
 from case_runner import all_gather_into_tensor, failures_of, reduce_scatter_tensor
 from checker import assert_same_bits, complement
 from generator import Case
@@ -62,34 +59,6 @@ def indented(text: str) -> str:
 # --- on ranks --------------------------------------------------------------------------------------
 
 
-def call_functional_collectives(dtype: torch.dtype, numel: int) -> None:
-    rank, n, world = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
-    rows = [
-        contribution(dtype, "sum", numel * n, rank=r, world_size=n, exact=True) for r in range(n)
-    ]
-    mine = rows[rank].clone()
-    total = reference.reduce_ranks(rows)
-    gathered = torch.cat(rows)
-    own = slice(rank * numel, (rank + 1) * numel)
-
-    def same(result: Any, expected: torch.Tensor, what: str) -> None:
-        assert_same_bits(functional.wait_tensor(result), expected, what)
-
-    same(functional.all_reduce(mine, "sum", world), total, "all_reduce")
-    same(functional.all_gather_tensor(mine, 0, world), gathered, "all_gather_tensor")
-    same(
-        functional.reduce_scatter_tensor(mine, "sum", 0, world), total[own], "reduce_scatter_tensor"
-    )
-    same(functional.broadcast(mine, n - 1, world), rows[n - 1], "broadcast")
-    for result in functional.all_reduce_coalesced([mine, mine], "sum", world):
-        same(result, total, "all_reduce_coalesced")
-    for result in functional.all_gather_into_tensor_coalesced([mine, mine], world):
-        same(result, gathered, "all_gather_into_tensor_coalesced")
-    for result in functional.reduce_scatter_tensor_coalesced([mine, mine], "sum", [0, 0], world):
-        same(result, total[own], "reduce_scatter_tensor_coalesced")
-    assert_same_bits(mine, rows[rank], "input")
-
-
 def gather_and_scatter_stacked() -> None:
     """Tensors of one dim more than their parts: (n, 2, 3) instead of (n * 2, 3)."""
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -127,14 +96,6 @@ def test_every_op_on_every_dtype(pool: Pools, form: str, world_size: int) -> Non
         if reference.is_valid(op, dtype)
     ]
     expect_no_failures(pool(world_size), cases)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_functional_collectives(pool: Pools, world_size: int, dtype: torch.dtype) -> None:
-    for numel in (1, 1009):
-        results = pool(world_size).run(call_functional_collectives, dtype, numel)
-        assert results == [None] * world_size
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

@@ -37,12 +37,15 @@ def averages_of_rank_plus_one() -> list[Tensor]:
     scattered, listed = torch.zeros(5), torch.zeros(5)
     reduce_scatter_tensor(scattered, tensor.repeat(n), dist.ReduceOp.AVG)
     dist.reduce_scatter(listed, [tensor] * n, dist.ReduceOp.AVG)
+    reduced = tensor.clone()
+    for root in range(n):  # a rank's tensor is an average once it has been the root
+        dist.reduce(reduced if rank == root else tensor.clone(), root, dist.ReduceOp.AVG)
     pair = dist.new_group([1, 2])
     of_pair = tensor.clone()
     if rank in (1, 2):
         dist.all_reduce(of_pair, dist.ReduceOp.AVG, group=pair)
     dist.all_reduce(tensor, dist.ReduceOp.AVG)
-    return [tensor, scattered, listed, of_pair]
+    return [tensor, scattered, listed, reduced, of_pair]
 
 
 def premultiplied(factors: list[object], values: Tensor) -> list[Tensor]:
@@ -80,6 +83,34 @@ def lazy_views() -> list[object]:
     return results
 
 
+def lazy_views_that_are_moved() -> list[list[complex]]:
+    """Lazily conjugated tensors as inputs and as outputs, through the functions of the backend.
+
+    Outputs are conjugated views: what is read through them must be what was sent.
+    """
+    rank = dist.get_rank()
+    world = dist.group.WORLD
+    z = torch.tensor([1 + 2j, 3 + 4j]) * (rank + 1)
+
+    def lazy() -> Tensor:
+        return torch.zeros(2, dtype=torch.complex64).conj()
+
+    sent, reduced, scattered, exchanged = z.clone().conj(), z.clone().conj(), lazy(), lazy()
+    gathered, listed = [lazy(), lazy()], [lazy(), lazy()]
+    at_root = rank == 0
+    broadcast, reduce = dist.BroadcastOptions(), dist.ReduceOptions()
+    broadcast.rootRank = reduce.rootRank = 0
+    world.broadcast([sent], broadcast).wait()
+    world.reduce([reduced], reduce).wait()
+    world.allgather([listed], [z.conj()]).wait()
+    world.gather([gathered] if at_root else [], [z.conj()], dist.GatherOptions()).wait()
+    parts = [[z.conj(), 10 * z.conj()]] if at_root else []
+    world.scatter([scattered], parts, dist.ScatterOptions()).wait()
+    world.alltoall_base(exchanged, z.conj(), [], []).wait()
+    results = [sent, reduced, *listed, scattered, exchanged, *(gathered if at_root else ())]
+    return [result.tolist() for result in results]
+
+
 def complex_product() -> list[Tensor]:
     """Past the functions of torch.distributed, which refuse it."""
     z = torch.tensor([1 + 2j]) * (dist.get_rank() + 1)
@@ -109,10 +140,8 @@ def extremes_equal_the_reference(dtype: torch.dtype, op: str, numel: int) -> Non
 
 
 def test_averages_divide_by_the_size_of_the_group(pool: Pools) -> None:
-    for rank, (whole, scattered, listed, of_pair) in enumerate(
-        pool(3).run(averages_of_rank_plus_one)
-    ):
-        assert whole.tolist() == scattered.tolist() == listed.tolist() == [2.0] * 5
+    for rank, (*wholes, of_pair) in enumerate(pool(3).run(averages_of_rank_plus_one)):
+        assert [whole.tolist() for whole in wholes] == [[2.0] * 5] * 4
         assert of_pair.tolist() == [2.5 if rank else 1.0] * 5
 
 
@@ -175,6 +204,15 @@ def test_lazy_conjugation_and_negation_are_carried_out_or_refused(pool: Pools) -
         for result, right in zip(results, expected, strict=True):
             assert result in (None, right)
         assert results[2] is not None, "a negated view is an ordinary float tensor to its user"
+
+
+def test_lazily_conjugated_tensors_are_moved_as_they_read(pool: Pools) -> None:
+    zero, one = [1 - 2j, 3 - 4j], [2 - 4j, 6 - 8j]
+    total = [3 - 6j, 9 - 12j]
+    at_root, elsewhere = pool(2).run(lazy_views_that_are_moved)
+    assert at_root == [zero, total, zero, one, zero, [1 - 2j, 2 - 4j], zero, one]
+    scattered = [10 - 20j, 30 - 40j]
+    assert elsewhere == [zero, one, zero, one, scattered, [3 - 4j, 6 - 8j]]
 
 
 def test_complex_products_are_products_of_complex_numbers(pool: Pools) -> None:

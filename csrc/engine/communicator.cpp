@@ -337,25 +337,26 @@ void Communicator::monitored_barrier(std::chrono::milliseconds timeout, bool wai
   const Deadline deadline = Deadline::after(timeout);
   const uint64_t number = monitored_ + 1;
   group_->post_monitored(number);
+  // A rank that gives up takes its post back: who has been seen once has come, whatever follows.
   std::vector<int> missing;
   for (int r = 0; r < world_size_; ++r) {
-    const Wait wait = group_->monitored(r, number);
-    const auto arrived = [&] { return wait.ready(); };
-    while (!wait_slice(arrived, runtime_->endpoint->bell(), spin_, deadline)) {
-      if (interrupt_) interrupt_();
-      group_->check_member(r);
-      if (deadline.passed()) {
-        missing.push_back(r);
-        break;
-      }
-    }
-    if (!missing.empty() && !wait_all_ranks) break;
+    if (r != rank_) missing.push_back(r);
+  }
+  const auto all_have_come = [&] {
+    std::erase_if(missing, [&](int r) { return group_->monitored(r, number).ready(); });
+    return missing.empty();
+  };
+  while (!wait_slice(all_have_come, runtime_->endpoint->bell(), spin_, deadline)) {
+    if (interrupt_) interrupt_();
+    for (const int r : missing) group_->check_member(r);
+    if (deadline.passed()) break;
   }
   if (missing.empty()) {
     monitored_ = number;
     return;
   }
   group_->post_monitored(monitored_);
+  if (!wait_all_ranks) missing.resize(1);
   fail(ErrorKind::kTimeout, monitored_failure(missing, timeout));
 }
 

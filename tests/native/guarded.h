@@ -1,16 +1,21 @@
 // Arrays that notice a write beyond their ends.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace pycoll::test {
 
 inline constexpr uint8_t kGuard = 0xA5;
 inline constexpr size_t kGuardBytes = 64;
 
-// An array between guard bytes, on the heap so that the address sanitizer sees overruns as well.
+// An array between guard bytes, which the address sanitizer takes for memory that nobody may touch.
 template <class T>
 class Guarded {
  public:
@@ -18,22 +23,45 @@ class Guarded {
   explicit Guarded(size_t numel, size_t shift = 0)
       : numel_(numel),
         begin_(kGuardBytes + shift * sizeof(T)),
-        bytes_(begin_ + numel * sizeof(T) + kGuardBytes, kGuard) {}
+        bytes_(begin_ + numel * sizeof(T) + kGuardBytes, kGuard) {
+    forbid_guards();
+  }
+  Guarded(const Guarded& other) : Guarded(other.numel_, (other.begin_ - kGuardBytes) / sizeof(T)) {
+    std::copy_n(other.bytes_.begin() + static_cast<ptrdiff_t>(begin_), numel_ * sizeof(T),
+                bytes_.begin() + static_cast<ptrdiff_t>(begin_));
+  }
+  Guarded(Guarded&&) noexcept = default;
+  Guarded& operator=(const Guarded&) = delete;
+  Guarded& operator=(Guarded&&) noexcept = default;
+  ~Guarded() { allow_all(); }
 
   T* data() { return reinterpret_cast<T*>(bytes_.data() + begin_); }
   T& operator[](size_t i) { return data()[i]; }
   size_t numel() const { return numel_; }
   bool intact() const {
-    for (size_t i = 0; i < begin_; ++i) {
-      if (bytes_[i] != kGuard) return false;
-    }
-    for (size_t i = begin_ + numel_ * sizeof(T); i < bytes_.size(); ++i) {
-      if (bytes_[i] != kGuard) return false;
-    }
-    return true;
+    allow_all();
+    const auto is_guard = [](uint8_t byte) { return byte == kGuard; };
+    const auto data = bytes_.begin() + static_cast<ptrdiff_t>(begin_);
+    const bool result =
+        std::all_of(bytes_.begin(), data, is_guard) &&
+        std::all_of(data + static_cast<ptrdiff_t>(numel_ * sizeof(T)), bytes_.end(), is_guard);
+    forbid_guards();
+    return result;
   }
 
  private:
+#if defined(__SANITIZE_ADDRESS__)
+  void forbid_guards() const {
+    const size_t end = begin_ + numel_ * sizeof(T);
+    __asan_poison_memory_region(bytes_.data(), begin_);
+    __asan_poison_memory_region(bytes_.data() + end, bytes_.size() - end);
+  }
+  void allow_all() const { __asan_unpoison_memory_region(bytes_.data(), bytes_.size()); }
+#else
+  void forbid_guards() const {}
+  void allow_all() const {}
+#endif
+
   size_t numel_, begin_;
   std::vector<uint8_t> bytes_;
 };

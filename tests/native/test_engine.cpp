@@ -121,6 +121,32 @@ TEST(timeout_behind_another_operation) {
   });
 }
 
+// A rank that refuses its arguments waits for the others nevertheless: they have not read its reason yet.
+TEST(each_refusal_is_read_by_all) {
+  run_ranks(3, [](Communicator& comm) {
+    constexpr int kCalls = 7;
+    if (comm.rank() == 1) {
+      for (int i = 0; i < kCalls; ++i) comm.refuse(Collective::kAllReduce, concat("reason ", i));
+    } else {
+      std::this_thread::sleep_for(milliseconds(50 * comm.rank()));
+      for (int i = 0; i < kCalls; ++i) {
+        const Data data = ones(100);
+        std::string text;
+        try {
+          comm.run(sum_request(data), kTimeout);
+        } catch (const Error& error) {
+          text = error.what();
+          CHECK(error.kind() == ErrorKind::kMismatch);
+        }
+        CHECK(contains(text, concat("rank 1 refused its arguments (reason ", i, ")")));
+        CHECK(data->front() == 1.0f && data->back() == 1.0f, "an output was written to");
+      }
+    }
+    Sum afterwards(comm, 10);
+    afterwards.check(comm);
+  });
+}
+
 // ---- abort
 
 TEST(abort_while_other_threads_wait) {

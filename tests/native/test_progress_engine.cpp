@@ -68,6 +68,13 @@ struct Gate {
 TEST(sleeper_is_woken_by_a_ring_and_by_nothing_else) {
   Bell bell{};
   std::atomic<bool> arrived{false};
+  // It looks when others can see that it is about to sleep, not before: whoever posts after the look then rings.
+  bell.sleep_unless(
+      [&] {
+        CHECK(bell.sleepers.load() == 1);
+        return true;
+      },
+      kLong);
   int64_t start = now_ns();
   bell.sleep_unless([&] { return arrived.load(); }, milliseconds(30));
   CHECK(ms_since(start) >= 29, "%ld ms", ms_since(start));
@@ -90,7 +97,7 @@ TEST(sleeper_is_woken_by_a_ring_and_by_nothing_else) {
 // An operation that ends wakes whoever waits for it: each wake-up that gets lost costs the sleeper its whole slice.
 TEST(end_of_an_operation_wakes_its_waiter) {
   Bell bell{};
-  constexpr int kRounds = 20000;
+  constexpr int kRounds = 50000;
   std::vector<std::unique_ptr<Operation>> operations;
   for (int i = 0; i < kRounds; ++i) operations.push_back(std::make_unique<Operation>(kLong));
   alignas(64) std::atomic<int> turn{-1};
