@@ -33,7 +33,7 @@ Group::~Group() {
   for (const auto& lane : lanes_to_) {
     if (lane != nullptr) keep_until_closed(lane->region());
   }
-  keep_until_closed(page_region_);
+  endpoint_->retire_page(page_region_, all_others_out_of_use());
 }
 
 void Group::leave() {
@@ -41,13 +41,17 @@ void Group::leave() {
   ring_everyone();
 }
 
-void Group::keep_until_closed(Region region) {
-  endpoint_->arena().release_when(region, [members = members_, nonce = nonce_, rank = rank_] {
+std::function<bool()> Group::all_others_out_of_use() const {
+  return [members = members_, nonce = nonce_, rank = rank_] {
     for (size_t r = 0; r < members->size(); ++r) {
       if (static_cast<int>(r) != rank && !is_out_of_use((*members)[r], nonce)) return false;
     }
     return true;
-  });
+  };
+}
+
+void Group::keep_until_closed(Region region) {
+  endpoint_->arena().release_when(region, all_others_out_of_use());
 }
 
 // True for the last of all members to count this arrival.
@@ -58,8 +62,10 @@ bool Group::count_arrival(Counter* counter, uint64_t* mine) {
 
 void Group::post_handshake(uint64_t sequence) {
   handshake_line(rank_, sequence)->signal.store(sequence, std::memory_order_seq_cst);
+  // Two counters: a rank that is seen to have posted may not have counted itself in yet.
+  const size_t turn = sequence % GroupPage::kHandshakeCounters;
   if (world_size() == 2 ||
-      count_arrival(&member(0).page->handshake_arrivals, &handshake_arrivals_)) {
+      count_arrival(&member(0).page->handshake_arrivals[turn], &handshake_arrivals_[turn])) {
     ring_everyone();
   }
 }
@@ -128,7 +134,7 @@ const std::byte* Group::staging(int peer, size_t nbytes) const {
 SendLane& Group::lane_to(int peer) {
   auto& lane = lanes_to_[static_cast<size_t>(peer)];
   if (lane == nullptr) {
-    // A ring has up to 2 * world_size - 2 segments under way between two neighbours.
+    // What the longest ring needs, and not one more than that (collectives/ring_pipeline.h).
     const size_t num_slots = 2 * static_cast<size_t>(world_size());
     const size_t slot_bytes = round_up(facts_.staging_bytes / 4, 64);
     lane = std::make_unique<SharedSendLane>(endpoint_.get(), peer, member(peer).bell, num_slots,

@@ -84,6 +84,7 @@ class Group {
   Wait message_lane_offered(int peer) const;
   // Gives a region back once no member can look at it any more.
   void keep_until_closed(Region region);
+  std::function<bool()> all_others_out_of_use() const;
 
   // ---- monitored barriers: reached, or (after a failure) not reached after all
   void post_monitored(uint64_t number);
@@ -122,7 +123,7 @@ class Group {
   const uint64_t nonce_;
 
   uint64_t rounds_posted_ = 0;
-  uint64_t handshake_arrivals_ = 0;
+  uint64_t handshake_arrivals_[GroupPage::kHandshakeCounters] = {};
   uint64_t round_arrivals_[GroupPage::kRoundCounters] = {};
   Region staging_;
   std::vector<std::unique_ptr<SharedSendLane>> lanes_to_;

@@ -5,8 +5,9 @@
 // handles step s of segment t - s, for every s: what it receives was sent at time t - 1, so nobody waits for the step
 // just before.
 //
-// No deadlock: all ranks handle (segment, step) in the same order, a lane holds more than the num_steps - 1 segments that are
-// sent at one time, so the rank that is furthest behind can always go on.
+// No deadlock: all ranks handle (segment, step) in the same order, and a lane holds num_steps + 1 segments: the num_steps - 1 that
+// were sent at the time before, that of step 0, and that of step 1, which is sent while the one received is still held. So
+// the rank that is furthest behind can always go on; with a slot less all may wait for each other (tests/spin/ring_pipeline.pml).
 #pragma once
 
 #include "collectives/algorithm.h"

@@ -113,17 +113,21 @@ void CollectiveQueue::check() {
     group_->check_usable();
     if (wait.peer >= 0) group_->check_member(wait.peer);
     if (wait.ready()) return;
-    if (a_deadline_passed()) fail(ErrorKind::kTimeout, timeout_text(*operation));
+    if (const auto late = find_late()) {
+      fail(ErrorKind::kTimeout, timeout_text(*operation, late->timeout()));
+    }
   } catch (const Error& error) {
     if (!wait.ready()) fail_front(error);
   }
 }
 
-// Of the front operation, or of one that cannot even start because of it.
-bool CollectiveQueue::a_deadline_passed() const {
+// The front operation, or one that cannot even start because of it, if its deadline is over.
+std::shared_ptr<CollectiveOperation> CollectiveQueue::find_late() const {
   std::lock_guard<std::mutex> lock(queue_mutex_);
-  return std::any_of(queue_.begin(), queue_.end(),
-                     [](const auto& operation) { return operation->deadline().passed(); });
+  const auto it = std::find_if(queue_.begin(), queue_.end(), [](const auto& operation) {
+    return operation->deadline().passed();
+  });
+  return it == queue_.end() ? nullptr : *it;
 }
 
 bool CollectiveQueue::watch(std::vector<Wait>* waits) const {
@@ -179,11 +183,12 @@ std::string CollectiveQueue::awaited(const CollectiveOperation& operation) const
   return missing.empty() ? list_ranks({operation.task_state.wait.peer}) : list_ranks(missing);
 }
 
-std::string CollectiveQueue::timeout_text(const CollectiveOperation& operation) const {
+std::string CollectiveQueue::timeout_text(const CollectiveOperation& operation,
+                                          std::chrono::milliseconds timeout) const {
   const Event& event = operation.event;
   return concat("rank ", group_->rank(), " timed out in ", operation.describe(),
-                ": Timed out waiting ", operation.timeout().count(), " ms for ", awaited(operation),
-                " (", event.bytes_written, " bytes written for others, ", event.bytes_read,
+                ": Timed out waiting ", timeout.count(), " ms for ", awaited(operation), " (",
+                event.bytes_written, " bytes written for others, ", event.bytes_read,
                 " read from others, of a tensor of ", event.nbytes, " bytes)");
 }
 

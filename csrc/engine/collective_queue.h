@@ -49,9 +49,10 @@ class CollectiveQueue final : public Driver {
   void start(CollectiveOperation* operation);
   void finish_front(std::exception_ptr error);
   void fail_front(const Error& error);
-  bool a_deadline_passed() const;
+  std::shared_ptr<CollectiveOperation> find_late() const;
   std::string awaited(const CollectiveOperation& operation) const;
-  std::string timeout_text(const CollectiveOperation& operation) const;
+  std::string timeout_text(const CollectiveOperation& operation,
+                           std::chrono::milliseconds timeout) const;
 
   const std::shared_ptr<Group> group_;
   EventRing* const events_;

@@ -19,8 +19,9 @@ class WaiterScope {
     driver_->waiters.fetch_add(1, std::memory_order_acq_rel);
   }
   ~WaiterScope() {
-    driver_->waiters.fetch_sub(1, std::memory_order_acq_rel);
-    if (pending) progress_engine_->activate(driver_);
+    driver_->waiters.fetch_sub(1, std::memory_order_seq_cst);
+    const bool left = driver_->left_to_waiters.exchange(false, std::memory_order_seq_cst);
+    if (pending || left) progress_engine_->activate(driver_);
   }
 
   bool pending = false;  // operations were left when this thread last looked

@@ -24,6 +24,8 @@ class Driver {
   std::mutex mutex;
   // Threads inside wait(): while there are any, they drive, and the progress engine keeps out.
   std::atomic<int> waiters{0};
+  // The progress engine has let go of this driver because somebody waits: the waiter that leaves gives it back.
+  std::atomic<bool> left_to_waiters{false};
 };
 
 inline bool any_ready(const std::vector<Wait>& waits) {

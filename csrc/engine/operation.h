@@ -51,7 +51,8 @@ class Operation {
     event.ended_ns = now_ns();
     event.failed = error_ != nullptr;
     if (callback) callback();
-    finished_.store(true, std::memory_order_release);
+    // A post: who ends an operation rings sleepers next, and must not miss one that looked just before.
+    finished_.store(true, std::memory_order_seq_cst);
   }
 
  private:

@@ -22,10 +22,7 @@ void block_signals() {
 void ProgressEngine::activate(const std::shared_ptr<Driver>& driver) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (std::find(active_.begin(), active_.end(), driver) == active_.end()) active_.push_back(driver);
-  if (!thread_.joinable()) {
-    stopping_ = false;
-    thread_ = std::thread([this] { loop(); });
-  }
+  if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { loop(); });
   news_.store(true, std::memory_order_seq_cst);
   changed_.notify_all();
   endpoint_->bell()->ring_sleepers();
@@ -52,8 +49,9 @@ void ProgressEngine::stop() {
     changed_.notify_all();
     endpoint_->bell()->ring_sleepers();
   }
-  if (!thread.joinable()) return;
-  thread.join();
+  if (thread.joinable()) thread.join();
+  std::lock_guard<std::mutex> lock(mutex_);
+  stopping_ = false;
 }
 
 void ProgressEngine::loop() {
@@ -79,6 +77,10 @@ void ProgressEngine::loop() {
         driver->progress();
         if (check) driver->check();
         keep = driver->watch(&waits);
+      } else {
+        driver->left_to_waiters.store(true, std::memory_order_seq_cst);
+        // The last one may have left before it could see this.
+        if (driver->waiters.load(std::memory_order_seq_cst) == 0) news_.store(true);
       }
       lock.lock();
       driving_ = nullptr;

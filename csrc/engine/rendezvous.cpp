@@ -77,10 +77,9 @@ Preparation prepare(Exchange* exchange, Endpoint* endpoint, const Facts& facts, 
   Preparation result;
   try {
     const size_t page_bytes = GroupPage::page_bytes(facts.payload_bytes, exchange->world_size());
-    result.page = endpoint->arena().allocate(page_bytes);
-    std::byte* memory = endpoint->arena().address(result.page);
-    std::memset(memory, 0, page_bytes);
-    reinterpret_cast<GroupPage*>(memory)->nonce.store(nonce_of(secret), std::memory_order_release);
+    result.page = endpoint->allocate_page(page_bytes);
+    auto* page = reinterpret_cast<GroupPage*>(endpoint->arena().address(result.page));
+    page->initialise(nonce_of(secret), page_bytes);
     result.peers = endpoint->connect(greetings, exchange->rank(), secret, deadline, interrupt);
   } catch (const Error& error) {
     result.problem = error.what();
@@ -156,7 +155,7 @@ std::shared_ptr<Group> form_group(Exchange* exchange, const std::shared_ptr<Endp
     return std::make_shared<Group>(endpoint, facts, rank, std::move(members), mine.page,
                                    nonce_of(secret));
   } catch (...) {
-    endpoint->arena().release(mine.page);
+    endpoint->retire_page(mine.page, [] { return true; });
     throw;
   }
 }

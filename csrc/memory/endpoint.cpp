@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "topology/partition.h"
+
 namespace pycoll {
 namespace {
 
@@ -43,6 +45,23 @@ Endpoint::Endpoint(std::shared_ptr<Segment> segment)
 }
 
 Endpoint::~Endpoint() = default;
+
+Region Endpoint::allocate_page(size_t nbytes) {
+  nbytes = round_up(nbytes, Arena::kGrain);
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto it = idle_pages_.begin(); it != idle_pages_.end(); ++it) {
+    if (it->region.nbytes != nbytes || !it->unused()) continue;
+    const Region region = it->region;
+    idle_pages_.erase(it);
+    return region;
+  }
+  return arena_.allocate(nbytes);
+}
+
+void Endpoint::retire_page(Region page, std::function<bool()> unused) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  idle_pages_.push_back(IdlePage{page, std::move(unused)});
+}
 
 std::string Endpoint::listener_name(const Token& id) {
   static constexpr char kHex[] = "0123456789abcdef";

@@ -40,6 +40,12 @@ class Endpoint {
   // Made before a fork that lies between then and now: nothing may be touched.
   bool forked() const { return fork_epoch_ != fork_epoch(); }
 
+  // Memory for a group's page. It is never used for anything else afterwards: peers may still ask the page of a group that
+  // they have left whether its owner has left too, and what they read must then be a page's atomic words.
+  Region allocate_page(size_t nbytes);
+  // The page may be taken for another group once `unused()` holds.
+  void retire_page(Region page, std::function<bool()> unused);
+
   // Endpoints connected so far.
   int num_peers();
 
@@ -80,6 +86,11 @@ class Endpoint {
   std::map<Token, std::shared_ptr<Peer>> peers_;
   std::vector<UniqueFd> spare_sockets_;  // of pairs that called each other at the same time
   std::multiset<Token> secrets_;         // of groups being made
+  struct IdlePage {
+    Region region;
+    std::function<bool()> unused;
+  };
+  std::vector<IdlePage> idle_pages_;
 };
 
 }  // namespace pycoll

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "topology/partition.h"
 
@@ -26,6 +27,7 @@ struct alignas(64) Counter {
 
 struct GroupPage {
   static constexpr size_t kReasonBytes = 512;
+  static constexpr int kHandshakeCounters = 2;
   static constexpr int kRoundCounters = 4;
 
   // Identity and state. Written by the owner.
@@ -44,7 +46,7 @@ struct GroupPage {
   alignas(64) std::atomic<uint64_t> monitored;
 
   // Used in the page of rank 0 only. Written by all.
-  Counter handshake_arrivals;
+  Counter handshake_arrivals[kHandshakeCounters];
   Counter round_arrivals[kRoundCounters];
 
   // What follows the struct: two handshake slots, then two lane tables of one offset for each rank.
@@ -54,6 +56,20 @@ struct GroupPage {
   static size_t page_bytes(size_t payload_bytes, int world_size) {
     return sizeof(GroupPage) + 2 * slot_bytes(payload_bytes) +
            2 * sizeof(std::atomic<uint64_t>) * static_cast<size_t>(world_size);
+  }
+
+  // A fresh page of `nbytes`. What peers of an earlier group may still look at is written atomically.
+  void initialise(uint64_t new_nonce, size_t nbytes) {
+    nonce.store(new_nonce, std::memory_order_relaxed);
+    round.store(0, std::memory_order_relaxed);
+    staging_offset.store(0, std::memory_order_relaxed);
+    monitored.store(0, std::memory_order_relaxed);
+    for (Counter& counter : handshake_arrivals) counter.value.store(0, std::memory_order_relaxed);
+    for (Counter& counter : round_arrivals) counter.value.store(0, std::memory_order_relaxed);
+    failure_kind = 0;
+    std::memset(reason, 0, sizeof(reason));
+    std::memset(tail(), 0, nbytes - sizeof(GroupPage));
+    state.store(static_cast<uint32_t>(GroupState::kOpen), std::memory_order_release);
   }
 
   HandshakeLine* slot(uint64_t sequence, size_t payload_bytes) {

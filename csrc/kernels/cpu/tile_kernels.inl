@@ -48,7 +48,9 @@ inline float f16_to_float(u16 x) {
   const u32 magnitude = x & 0x7fffu;
   // Normal numbers: move the fields and re-bias. Subnormal ones: the fraction counts units of 2^-24.
   const float normal = float_of((magnitude << 13) + (112u << 23));
-  const float special = float_of((magnitude << 13) + (224u << 23));
+  // The hardware's conversion makes a signalling NaN quiet.
+  const u32 quiet = magnitude > 0x7c00 ? 0x400000u : 0u;
+  const float special = float_of(((magnitude << 13) + (224u << 23)) | quiet);
   const float subnormal = static_cast<float>(static_cast<i32>(magnitude)) * 0x1p-24f;
   const float value = magnitude >= 0x7c00 ? special : magnitude >= 0x0400 ? normal : subnormal;
   return float_of(bits_of(value) | sign);
@@ -214,10 +216,8 @@ struct Product {
   static T apply(T a, T b) {
     return a * b;
   }
-  template <class T>
-  static Complex<T> apply(Complex<T> a, Complex<T> b) {
-    return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
-  }
+  // Promoted to int, the product of two 16-bit numbers could overflow.
+  static u16 apply(u16 a, u16 b) { return static_cast<u16>(u32{a} * u32{b}); }
 };
 struct Min {
   template <class T>
@@ -259,6 +259,26 @@ void combine(void* dst, const void* a, const void* b, std_size numel) {
 #pragma GCC ivdep
   for (std_size i = 0; i < numel; ++i) out[i] = static_cast<T>(Op::apply(x[i], y[i]));
 }
+
+// GCC 12 makes a fused multiply-add of this loop (vfmaddsub) in spite of -ffp-contract=off, unless it is not vectorised.
+#if defined(__GNUC__) && !defined(__clang__)
+#define PYCOLL_NOT_VECTORISED __attribute__((optimize("no-tree-vectorize")))
+#else
+#define PYCOLL_NOT_VECTORISED
+#endif
+template <class T>
+PYCOLL_NOT_VECTORISED void multiply_complex(void* dst, const void* a, const void* b,
+                                            std_size numel) {
+  auto* out = static_cast<Complex<T>*>(dst);
+  auto* x = static_cast<const Complex<T>*>(a);
+  auto* y = static_cast<const Complex<T>*>(b);
+  for (std_size i = 0; i < numel; ++i) {
+    const T re = x[i].re * y[i].re - x[i].im * y[i].im;
+    const T im = x[i].re * y[i].im + x[i].im * y[i].re;
+    out[i] = {re, im};
+  }
+}
+#undef PYCOLL_NOT_VECTORISED
 
 template <class T>
 void scale(void* data, double factor, std_size numel) {
@@ -339,7 +359,7 @@ void fill_complex(TileKernels* table, DType dtype) {
   CombineFn* row = table->combine[at(dtype)];
   row[at(ReduceOp::kSum)] = row[at(ReduceOp::kAvg)] = row[at(ReduceOp::kPremulSum)] =
       combine<Complex<T>, Sum>;
-  row[at(ReduceOp::kProduct)] = combine<Complex<T>, Product>;
+  row[at(ReduceOp::kProduct)] = multiply_complex<T>;
   table->scale[at(dtype)] = scale_complex<T>;
   table->divide[at(dtype)] = divide_complex<T>;
 }
