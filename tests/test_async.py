@@ -165,6 +165,27 @@ def all_forms_of_waiting() -> list[object]:
     return [tensor.tolist(), doubled, work.is_completed(), [n * (n + 1) / 2] * 5]
 
 
+def call_within_a_callback(kind: str, numel: int) -> list[float]:
+    """A second operation that is issued, and waited for, when the first one's future completes."""
+    rank = dist.get_rank()
+    first, second = torch.full((numel,), rank + 1.0), torch.full((numel,), 10 * (rank + 1.0))
+    if rank == 1:
+        time.sleep(0.1)  # the others' callback comes when they have begun to wait
+
+    def then(_: Any) -> Tensor:
+        if kind == "sync":
+            dist.all_reduce(second)
+            return second
+        work = dist.all_reduce(second, async_op=True)
+        if kind == "future":
+            return work.get_future().wait()[0]
+        work.wait()
+        return second
+
+    future = dist.all_reduce(first, async_op=True).get_future().then(then)
+    return [future.wait()[-1].item(), first[-1].item()]
+
+
 # --- tests -----------------------------------------------------------------------------------------
 
 
@@ -198,3 +219,17 @@ def test_works_and_futures(pool: Pools) -> None:
         assert value == expected
         assert doubled == [2 * x for x in expected]
         assert completed
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True,
+    reason="callbacks run on the thread that drives operations, which then drives no more: a hang "
+    "that even deadlines do not end",
+)
+@pytest.mark.parametrize("numel", [3, 100_003])
+@pytest.mark.parametrize("kind", ["sync", "work", "future"])
+def test_callbacks_may_call_collectives(pool: Pools, kind: str, numel: int) -> None:
+    """As torch's PowerSGD hook does."""
+    for _ in range(3):
+        assert pool(2).run(call_within_a_callback, kind, numel, timeout=5) == [[30.0, 3.0]] * 2

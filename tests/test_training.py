@@ -1,51 +1,29 @@
-"""torch's own wrappers over pycoll give what one process gives."""
+"""torch's own data-parallel wrappers over pycoll train as one process does."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
+from small_model import (
+    assert_close_to_alone,
+    equal_on_all_ranks,
+    make_model,
+    make_optimizer,
+    train,
+)
 from torch import nn
 
 from pycoll.testing import RankPool
 
 Pool = Callable[[int], RankPool]
 
-
-def make_model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(13, 31), nn.GELU(), nn.Linear(31, 17), nn.GELU(), nn.Linear(17, 3)
-    )
+STEPS = 4
 
 
-def batch(step: int, rank: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    return torch.randn(8, 13, generator=generator)
-
-
-def train_alone(world_size: int, steps: int) -> nn.Module:
-    model = make_model()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    for step in range(steps):
-        x = torch.cat([batch(step, rank) for rank in range(world_size)])
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-    return model
-
-
-def assert_close_to_alone(parameters: list[torch.Tensor], steps: int) -> None:
-    for mine, alone in zip(
-        parameters, train_alone(dist.get_world_size(), steps).parameters(), strict=True
-    ):
-        torch.testing.assert_close(mine, alone.detach(), rtol=1e-4, atol=1e-5)
-
-
-def train_ddp(hook: bool, static_graph: bool, steps: int = 4) -> bool:
+def train_ddp(hook: bool, static_graph: bool) -> bool:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     model = nn.parallel.DistributedDataParallel(
@@ -53,17 +31,9 @@ def train_ddp(hook: bool, static_graph: bool, steps: int = 4) -> bool:
     )
     if hook:
         model.register_comm_hook(None, default_hooks.allreduce_hook)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    for step in range(steps):
-        optimizer.zero_grad()
-        model(batch(step, dist.get_rank())).square().mean().backward()
-        optimizer.step()
-    assert_close_to_alone([p.detach() for p in model.parameters()], steps)
-    # Every rank holds the same bits.
-    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
-    everyone = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, flat)
-    return all(torch.equal(flat, other) for other in everyone)
+    train(model, make_optimizer(model.parameters()), STEPS)
+    assert_close_to_alone(model.parameters(), STEPS)
+    return equal_on_all_ranks(model.parameters())
 
 
 @pytest.mark.parametrize("static_graph", [False, True])
@@ -73,7 +43,7 @@ def test_ddp(pool: Pool, hook: bool, static_graph: bool) -> None:
         assert all(pool(world_size).run(train_ddp, hook, static_graph))
 
 
-def train_fsdp2(steps: int = 4) -> bool:
+def train_fsdp2() -> bool:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -83,12 +53,8 @@ def train_fsdp2(steps: int = 4) -> bool:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    for step in range(steps):
-        optimizer.zero_grad()
-        model(batch(step, dist.get_rank())).square().mean().backward()
-        optimizer.step()
-    assert_close_to_alone([p.full_tensor().detach() for p in model.parameters()], steps)
+    train(model, make_optimizer(model.parameters()), STEPS)
+    assert_close_to_alone([p.full_tensor() for p in model.parameters()], STEPS)
     return True
 
 
@@ -97,24 +63,30 @@ def test_fsdp2(pool: Pool) -> None:
         assert all(pool(world_size).run(train_fsdp2))
 
 
-def zero_and_objects() -> bool:
+def train_zero(bucket_view: bool) -> bool:
+    """Optimizer states are divided among ranks, and put together again for a checkpoint."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
     model = nn.parallel.DistributedDataParallel(make_model())
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2)
-    for step in range(4):
-        optimizer.zero_grad()
-        model(batch(step, dist.get_rank())).square().mean().backward()
-        optimizer.step()
-    assert_close_to_alone([p.detach() for p in model.parameters()], 4)
-    objects: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(objects, {"rank": dist.get_rank(), "text": "x" * 1000 * dist.get_rank()})
-    assert [o["rank"] for o in objects] == list(range(dist.get_world_size()))  # type: ignore[index]
-    return True
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.AdamW, parameters_as_bucket_view=bucket_view, lr=1e-2
+    )
+    train(model, optimizer, STEPS)
+    assert_close_to_alone(model.parameters(), STEPS)
+    optimizer.consolidate_state_dict(to=last)
+    if rank == last:
+        alone = make_model()
+        local = make_optimizer(alone.parameters())
+        local.load_state_dict(optimizer.state_dict())
+        assert len(local.state) == len(list(alone.parameters()))
+    return equal_on_all_ranks(model.parameters())
 
 
-def test_zero_optimizer_and_objects(pool: Pool) -> None:
-    assert all(pool(2).run(zero_and_objects))
+@pytest.mark.parametrize("bucket_view", [False, True])
+def test_zero_optimizer(pool: Pool, bucket_view: bool) -> None:
+    for world_size in (2, 3):
+        assert all(pool(world_size).run(train_zero, bucket_view))
 
 
 def profiled() -> list[str]:
@@ -127,16 +99,3 @@ def profiled() -> list[str]:
 
 def test_profiler_ranges(pool: Pool) -> None:
     assert pool(2).run(profiled) == [["pycoll:all_reduce", "pycoll:barrier"]] * 2
-
-
-def copies_of_a_wrapped_model() -> list[float]:
-    first = nn.parallel.DistributedDataParallel(nn.Linear(2, 1, bias=False))
-    grads = []
-    for model in (first, copy.deepcopy(first)):
-        (model(torch.ones(1, 2)) * (dist.get_rank() + 1)).sum().backward()
-        grads.append(float(model.module.weight.grad[0, 0]))
-    return grads
-
-
-def test_deepcopy_of_a_wrapped_model(pool: Pool) -> None:
-    assert pool(2).run(copies_of_a_wrapped_model) == [[1.5, 1.5]] * 2
