@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         reduce_scatter_tensor,
         scatter,
     )
+    from pycoll.flight_recorder import dump_flight_record
 
 __all__ = [
     "Options",
@@ -40,6 +41,7 @@ __all__ = [
     "all_to_all_single",
     "barrier",
     "broadcast",
+    "dump_flight_record",
     "events",
     "gather",
     "monitored_barrier",
@@ -49,12 +51,13 @@ __all__ = [
     "scatter",
 ]
 
-# Where the names come from that are not loaded here.
-_LAZY = {
-    name: "pycoll.backend" if name in ("algorithm_names", "events") else "pycoll.collectives"
-    for name in __all__
-    if name not in ("Options", "__version__")
+# Where names come from; all that is not listed is in pycoll.collectives.
+_HOME = {
+    "algorithm_names": "pycoll.backend",
+    "dump_flight_record": "pycoll.flight_recorder",
+    "events": "pycoll.backend",
 }
+_LAZY = frozenset(__all__) - {"Options", "__version__"}
 
 
 def __getattr__(name: str) -> Any:
@@ -62,7 +65,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'pycoll' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_LAZY[name]), name)
+    value = getattr(import_module(_HOME.get(name, "pycoll.collectives")), name)
     globals()[name] = value
     return value
 

@@ -12,6 +12,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+from pycoll import flight_recorder
 from pycoll.options import Options
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def extension() -> ModuleType:
         # Before the interpreter goes: threads that need it end, what was issued is completed.
         atexit.register(_C.prepare_for_exit)
         _extension = _C
+        flight_recorder.install(_C)
     return _extension
 
 
@@ -115,9 +117,10 @@ def backend_of(group: dist.ProcessGroup | None = None, device: torch.device | st
 def events(group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
     """The last 1024 operations of this rank in a group, oldest first.
 
-    Each is a dict: sequence, operation, algorithm, dtype, op, peer (root, source or destination, else
+    Each is a dict: sequence, operation, algorithm, dtype, itemsize, op, peer (root, source or destination, else
     -1), nbytes of the user's data, bytes_written to and bytes_read from memory shared with peers,
-    queued_ns, started_ns, ended_ns (of ``time.monotonic_ns()``), failed.
+    timeout_ms, queued_ns, started_ns, ended_ns (of ``time.monotonic_ns()``; 0: not yet), failed. Operations that
+    have not ended come last.
     """
     return cast("list[dict[str, Any]]", backend_of(group).events())
 

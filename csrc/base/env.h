@@ -11,6 +11,7 @@
 // | PYCOLL_SPIN_US       | 50      | no     | how long a waiter spins before it sleeps; with more ranks than cores it yields instead |
 // | PYCOLL_CORES         | usable  | no     | cores to count on, instead of affinity and cgroup quota                |
 // | PYCOLL_DEBUG         | WARN    | no     | OFF, WARN, INFO, DETAIL: what is logged to stderr                      |
+// | PYCOLL_FLIGHT_RECORD | none    | no     | a path's beginning: failures and SIGUSR1 write what happened to it + rank (read by Python) |
 #pragma once
 
 #include <cstddef>

@@ -22,6 +22,7 @@ struct Event {
   // What this rank wrote to shared memory for others, and read there from others.
   size_t bytes_written = 0;
   size_t bytes_read = 0;
+  int64_t timeout_ms = 0;
   int64_t queued_ns = 0, started_ns = 0, ended_ns = 0;  // CLOCK_MONOTONIC
   bool failed = false;
 };

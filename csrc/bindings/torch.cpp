@@ -26,6 +26,23 @@ void without_python_lock(const std::function<void()>& fn) {
   fn();
 }
 
+// What Python wants to be called when an operation fails. Leaked: it may be asked for after the interpreter's end.
+py::object& failure_hook() {
+  static auto* const hook = new py::object(py::none());
+  return *hook;
+}
+
+void call_failure_hook() {
+  if (!Py_IsInitialized()) return;
+  py::gil_scoped_acquire gil;
+  if (failure_hook().is_none()) return;
+  try {
+    failure_hook()();
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("pycoll's failure hook");
+  }
+}
+
 BackendPtr create(const c10d::DistributedBackendOptions& group, const std::string& algorithm,
                   std::chrono::milliseconds timeout) {
   auto options = c10::make_intrusive<PycollOptions>(algorithm, timeout);
@@ -34,22 +51,30 @@ BackendPtr create(const c10d::DistributedBackendOptions& group, const std::strin
                                         group.global_ranks_in_group.end());
   return c10::make_intrusive<ProcessGroupPycoll>(
       group.store, group.group_rank, group.group_size, std::move(options),
-      torch_adapter::Interpreter{check_python_signals, without_python_lock});
+      torch_adapter::Interpreter{check_python_signals, without_python_lock, call_failure_hook});
 }
 
 py::dict to_dict(const Event& event) {
   return py::dict(py::arg("sequence") = event.sequence, py::arg("operation") = event.operation,
                   py::arg("algorithm") = event.algorithm, py::arg("dtype") = name(event.dtype),
-                  py::arg("op") = name(event.op), py::arg("peer") = event.peer,
-                  py::arg("nbytes") = event.nbytes, py::arg("bytes_written") = event.bytes_written,
-                  py::arg("bytes_read") = event.bytes_read, py::arg("queued_ns") = event.queued_ns,
+                  py::arg("itemsize") = itemsize(event.dtype), py::arg("op") = name(event.op),
+                  py::arg("peer") = event.peer, py::arg("nbytes") = event.nbytes,
+                  py::arg("bytes_written") = event.bytes_written,
+                  py::arg("bytes_read") = event.bytes_read,
+                  py::arg("timeout_ms") = event.timeout_ms, py::arg("queued_ns") = event.queued_ns,
                   py::arg("started_ns") = event.started_ns, py::arg("ended_ns") = event.ended_ns,
                   py::arg("failed") = event.failed);
 }
 
 std::vector<py::dict> events(const ProcessGroupPycoll& backend) {
+  std::vector<Event> events;
+  {
+    // Locks are taken that a thread may hold which waits for Python's.
+    py::gil_scoped_release release;
+    events = backend.communicator()->events();
+  }
   std::vector<py::dict> dicts;
-  for (const Event& event : backend.communicator()->events()) dicts.push_back(to_dict(event));
+  for (const Event& event : events) dicts.push_back(to_dict(event));
   return dicts;
 }
 
@@ -83,6 +108,9 @@ void bind_torch(py::module_& module) {
   module.def(
       "set_log_level", [](const std::string& level) { set_log_level(parse_log_level(level)); },
       py::arg("level"));
+  module.def(
+      "set_failure_hook", [](py::object hook) { failure_hook() = std::move(hook); },
+      py::arg("hook").none(true));
   module.def("prepare_for_exit", &torch_adapter::prepare_for_exit,
              py::call_guard<py::gil_scoped_release>());
 }

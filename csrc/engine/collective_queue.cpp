@@ -137,6 +137,11 @@ bool CollectiveQueue::watch(std::vector<Wait>* waits) const {
   return true;
 }
 
+void CollectiveQueue::pending_events(std::vector<Event>* events) const {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  for (const auto& operation : queue_) events->push_back(operation->event);
+}
+
 void CollectiveQueue::fail_all(const std::exception_ptr& error) {
   while (front() != nullptr) finish_front(error);
 }
@@ -167,6 +172,7 @@ void CollectiveQueue::fail_front(const Error& error) {
                   text.rfind("pycoll: ", 0) == 0 ? text.substr(8) : text);
   }
   group_->poison(error.kind(), text.substr(8));
+  failed.store(true, std::memory_order_release);
   if (operation->agreed) text += "; its output is undefined";
   text += ". The group can no longer be used: destroy it and make a new one";
   finish_front(std::make_exception_ptr(Error(error.kind(), text)));

@@ -41,6 +41,7 @@ class CollectiveQueue final : public Driver {
   void progress() override;
   void check() override;
   bool watch(std::vector<Wait>* waits) const override;
+  void pending_events(std::vector<Event>* events) const override;
   // Under `mutex`: ends all operations with `error`.
   void fail_all(const std::exception_ptr& error);
 

@@ -70,6 +70,7 @@ std::shared_ptr<Communicator> Communicator::create(
   const Env env = Env::read();
   const Facts facts = facts_of(env, options.algorithm, exchange->world_size());
   const uint64_t first_sequence = options.first_sequence;
+  const std::function<void()> on_failure = options.on_failure;
   const Deadline deadline = Deadline::after(options.timeout);
   std::shared_ptr<Communicator> self(
       new Communicator(exchange->rank(), exchange->world_size(), std::move(options)));
@@ -81,6 +82,7 @@ std::shared_ptr<Communicator> Communicator::create(
   self->collectives_ =
       std::make_shared<CollectiveQueue>(self->group_, &self->events_, first_sequence);
   self->messages_ = std::make_shared<MessageQueue>(self->group_, &self->events_);
+  self->collectives_->on_failure = self->messages_->on_failure = on_failure;
   const int cores = env.cores > 0 ? env.cores : usable_cores();
   const int ranks = std::max(exchange->world_size(), self->runtime_->endpoint->num_peers() + 1);
   self->spin_ = SpinPolicy{env.spin_us, ranks > cores};
@@ -95,6 +97,17 @@ Communicator::~Communicator() { close(std::chrono::milliseconds(0)); }
 
 uint64_t Communicator::sequence() const {
   return group_ == nullptr ? sequence_alone_.load() : collectives_->sequence();
+}
+
+std::vector<Event> Communicator::events() const {
+  std::vector<Event> events = events_.snapshot();
+  if (group_ == nullptr || forked()) return events;
+  for (Driver* driver :
+       {static_cast<Driver*>(collectives_.get()), static_cast<Driver*>(messages_.get())}) {
+    std::lock_guard<std::mutex> lock(driver->mutex);
+    driver->pending_events(&events);
+  }
+  return events;
 }
 
 std::string Communicator::failure() const {
@@ -285,6 +298,7 @@ bool Communicator::wait_driving(const Operation& operation, const std::shared_pt
       if (check) driver->check();
       scope.pending = driver->watch(&waits);
     }
+    driver->report_failure();
     if (operation.finished()) return true;
     if (patience.passed()) return false;
     check = !wait_slice(arrived, runtime_->endpoint->bell(), spin_,
@@ -307,6 +321,8 @@ bool Communicator::push(const Operation& operation, bool check) {
     driver->progress();
     if (check && !operation.finished()) driver->check();
   }
+  if (lock.owns_lock()) lock.unlock();
+  driver->report_failure();
   return operation.finished();
 }
 

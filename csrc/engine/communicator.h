@@ -25,6 +25,8 @@ struct CommunicatorOptions {
   std::chrono::milliseconds timeout{30 * 60 * 1000};
   uint64_t first_sequence = 1;  // tests start near where a counter of fewer bits would wrap
   InterruptCheck interrupt;
+  std::function<void()>
+      on_failure;  // an operation failed and the group is unusable; any thread, no lock held
 };
 
 class Communicator {
@@ -44,7 +46,8 @@ class Communicator {
   const std::string& algorithm() const { return algorithm_; }
   // The number that the next collective will have.
   uint64_t sequence() const;
-  std::vector<Event> events() const { return events_.snapshot(); }
+  // The last operations, oldest first; those that have not ended come last.
+  std::vector<Event> events() const;
   bool forked() const { return runtime_ != nullptr && runtime_->endpoint->forked(); }
   // Null unless an operation failed in a way that made the group unusable.
   std::string failure() const;

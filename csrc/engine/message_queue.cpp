@@ -335,6 +335,7 @@ void MessageQueue::forget(const OperationPtr& operation) {
 
 void MessageQueue::fail(const OperationPtr& operation, const Error& error) {
   forget(operation);
+  failed.store(true, std::memory_order_release);
   const std::string text = error.what();
   group_->poison(error.kind(), text.substr(text.rfind("pycoll: ", 0) == 0 ? 8 : 0));
   finish(operation,
@@ -408,6 +409,12 @@ bool MessageQueue::watch(std::vector<Wait>* waits) const {
     if (state.has_output() && state.out != nullptr) waits->push_back(state.out->writable());
   }
   return waits->size() > before;
+}
+
+void MessageQueue::pending_events(std::vector<Event>* events) const {
+  for_each_operation([&](const OperationPtr& operation) { events->push_back(operation->event); });
+  std::lock_guard<std::mutex> lock(submitted_mutex_);
+  for (const OperationPtr& operation : submitted_) events->push_back(operation->event);
 }
 
 void MessageQueue::fail_all(const std::exception_ptr& error) {

@@ -51,6 +51,7 @@ class MessageQueue final : public Driver {
   void progress() override;
   void check() override;
   bool watch(std::vector<Wait>* waits) const override;
+  void pending_events(std::vector<Event>* events) const override;
   // Under `mutex`.
   void fail_all(const std::exception_ptr& error);
   // Sends that have not left this rank's memory yet.

@@ -16,6 +16,7 @@ class Operation {
   explicit Operation(std::chrono::milliseconds timeout)
       : timeout_(timeout), deadline_(Deadline::after(timeout)) {
     event.queued_ns = now_ns();
+    event.timeout_ms = timeout.count();
   }
   virtual ~Operation() = default;
   Operation(const Operation&) = delete;

@@ -73,10 +73,12 @@ void ProgressEngine::loop() {
       driving_ = driver.get();
       lock.unlock();
       if (driver->waiters.load(std::memory_order_acquire) == 0) {
-        std::lock_guard<std::mutex> driver_lock(driver->mutex);
+        std::unique_lock<std::mutex> driver_lock(driver->mutex);
         driver->progress();
         if (check) driver->check();
         keep = driver->watch(&waits);
+        driver_lock.unlock();
+        driver->report_failure();
       } else {
         driver->left_to_waiters.store(true, std::memory_order_seq_cst);
         // The last one may have left before it could see this.

@@ -19,6 +19,8 @@ struct Interpreter {
   InterruptCheck check_signals;
   // Runs a function that may wait for other threads, with the interpreter's lock released if the caller holds it.
   std::function<void(const std::function<void()>&)> without_lock;
+  // An operation has failed and its group is unusable. Called on any thread.
+  std::function<void()> on_failure;
 };
 
 struct PycollOptions final : c10d::Backend::Options {
