@@ -29,6 +29,8 @@ if TYPE_CHECKING:
         scatter,
     )
     from pycoll.flight_recorder import dump_flight_record
+    from pycoll.groups import dead_ranks, shrink
+    from pycoll.tags import tag
 
 __all__ = [
     "Options",
@@ -41,6 +43,7 @@ __all__ = [
     "all_to_all_single",
     "barrier",
     "broadcast",
+    "dead_ranks",
     "dump_flight_record",
     "events",
     "gather",
@@ -49,6 +52,8 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_tensor",
     "scatter",
+    "shrink",
+    "tag",
 ]
 
 # Where names come from; all that is not listed is in pycoll.collectives.
@@ -56,6 +61,9 @@ _HOME = {
     "algorithm_names": "pycoll.backend",
     "dump_flight_record": "pycoll.flight_recorder",
     "events": "pycoll.backend",
+    "tag": "pycoll.tags",
+    "dead_ranks": "pycoll.groups",
+    "shrink": "pycoll.groups",
 }
 _LAZY = frozenset(__all__) - {"Options", "__version__"}
 

@@ -10,7 +10,7 @@
 // | PYCOLL_SEGMENT_BYTES | 64 GiB  | no     | address space reserved for one endpoint's shared memory                |
 // | PYCOLL_SPIN_US       | 50      | no     | how long a waiter spins before it sleeps; with more ranks than cores it yields instead |
 // | PYCOLL_CORES         | usable  | no     | cores to count on, instead of affinity and cgroup quota                |
-// | PYCOLL_DEBUG         | WARN    | no     | OFF, WARN, INFO, DETAIL: what is logged to stderr                      |
+// | PYCOLL_DEBUG         | WARN    | no     | OFF, WARN, INFO, DETAIL: what is logged to stderr; DETAIL (agreed) also compares where in the program ranks call |
 // | PYCOLL_FLIGHT_RECORD | none    | no     | a path's beginning: failures and SIGUSR1 write what happened to it + rank (read by Python) |
 #pragma once
 

@@ -43,6 +43,22 @@ void call_failure_hook() {
   }
 }
 
+std::string& thread_tag() {
+  thread_local std::string tag;
+  return tag;
+}
+
+// "train.py:33": the innermost line outside torch and pycoll.
+std::string call_site() {
+  py::gil_scoped_acquire gil;
+  return py::cast<std::string>(py::module_::import("pycoll.tags").attr("call_site")());
+}
+
+std::string tag_of_call(bool wants_call_site) {
+  const std::string& tag = thread_tag();
+  return tag.empty() && wants_call_site ? call_site() : tag;
+}
+
 BackendPtr create(const c10d::DistributedBackendOptions& group, const std::string& algorithm,
                   std::chrono::milliseconds timeout) {
   auto options = c10::make_intrusive<PycollOptions>(algorithm, timeout);
@@ -51,7 +67,8 @@ BackendPtr create(const c10d::DistributedBackendOptions& group, const std::strin
                                         group.global_ranks_in_group.end());
   return c10::make_intrusive<ProcessGroupPycoll>(
       group.store, group.group_rank, group.group_size, std::move(options),
-      torch_adapter::Interpreter{check_python_signals, without_python_lock, call_failure_hook});
+      torch_adapter::Interpreter{check_python_signals, without_python_lock, tag_of_call,
+                                 call_failure_hook});
 }
 
 py::dict to_dict(const Event& event) {
@@ -102,6 +119,8 @@ void bind_torch(py::module_& module) {
           [](ProcessGroupPycoll& self) {
             return c10::static_intrusive_pointer_cast<PycollOptions>(self.getBackendOptions());
           })
+      .def("dead_ranks",
+           [](const ProcessGroupPycoll& self) { return self.communicator()->dead_ranks(); })
       .def("events", &events);
   module.def("create", &create, py::arg("group"), py::arg("algorithm"), py::arg("timeout"),
              py::call_guard<py::gil_scoped_release>());
@@ -111,6 +130,9 @@ void bind_torch(py::module_& module) {
   module.def(
       "set_failure_hook", [](py::object hook) { failure_hook() = std::move(hook); },
       py::arg("hook").none(true));
+  module.def(
+      "set_tag", [](const std::string& tag) { return std::exchange(thread_tag(), tag); },
+      py::arg("tag"));
   module.def("prepare_for_exit", &torch_adapter::prepare_for_exit,
              py::call_guard<py::gil_scoped_release>());
 }

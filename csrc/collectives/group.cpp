@@ -183,6 +183,8 @@ bool Group::has_left(int peer) const {
          page.nonce.load(std::memory_order_acquire) != nonce_;
 }
 
+bool Group::is_present(int peer) const { return !is_out_of_use(member(peer), nonce_); }
+
 void Group::poison(ErrorKind kind, const std::string& reason) {
   std::lock_guard<std::mutex> lock(poison_mutex_);
   if (state() != GroupState::kOpen) return;

@@ -17,6 +17,8 @@ struct Facts {
   uint64_t payload_bytes = 0;
   uint64_t staging_bytes = 0;
   uint64_t eager_bytes = 0;
+  uint64_t compares_call_sites =
+      0;  // 1: a call without a tag is tagged with its place in the program
   std::string algorithm = "auto";
 };
 
@@ -55,6 +57,8 @@ class Group {
     return member(rank).page->slot(sequence, facts_.payload_bytes);
   }
   void post_handshake(uint64_t sequence);
+  // The tag of a call, zero-terminated and cut to what fits, in the page of `rank`.
+  char* tag(int rank, uint64_t sequence) const { return member(rank).page->tags[sequence % 2]; }
   Wait handshake(int peer, uint64_t sequence) const {
     return Wait{&handshake_line(peer, sequence)->signal, sequence, peer};
   }
@@ -107,6 +111,8 @@ class Group {
   void leave();
   // Whether `peer` closed the group in good order.
   bool has_left(int peer) const;
+  // Neither left nor dead.
+  bool is_present(int peer) const;
   void ring_everyone() const;
 
  private:

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "base/dtype.h"
@@ -142,6 +143,8 @@ struct Request {
   size_t numel = 0;
   // Beyond numel: how the tensors of a coalesced or uneven operation divide it. Equal on all ranks.
   uint64_t layout_hash = 0;
+  // What the caller named this call, or where it stands in the program; compared where it is not empty.
+  std::string tag;
   // all_to_all whose chunks differ in size: the ranks compare what they send and expect.
   bool uneven = false;
   ChunkView input, output;

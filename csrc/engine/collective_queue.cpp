@@ -16,7 +16,7 @@ Task run_collective(Context context, CollectiveOperation* operation) {
     write_refusal(line, group.facts().payload_bytes, operation->refusal);
   } else {
     if (context.request.before) context.request.before();
-    write_fingerprint(line, context.request);
+    write_fingerprint(group, context.sequence, context.request);
     operation->self_contained = operation->algorithm->publish(context);
   }
   group.post_handshake(context.sequence);

@@ -38,6 +38,7 @@ Facts facts_of(const Env& env, const std::string& algorithm, int world_size) {
       std::max(env.payload_bytes, 2 * sizeof(uint64_t) * static_cast<size_t>(world_size));
   facts.staging_bytes = round_up(env.staging_bytes, 4096);
   facts.eager_bytes = env.eager_bytes;
+  facts.compares_call_sites = log_enabled(LogLevel::kDetail) ? 1 : 0;
   facts.algorithm = algorithm.empty() ? env.algorithm : algorithm;
   const std::vector<std::string> names = algorithm_names();
   if (std::find(names.begin(), names.end(), facts.algorithm) == names.end()) {
@@ -75,6 +76,7 @@ std::shared_ptr<Communicator> Communicator::create(
   std::shared_ptr<Communicator> self(
       new Communicator(exchange->rank(), exchange->world_size(), std::move(options)));
   self->algorithm_ = facts.algorithm;
+  self->compares_call_sites_ = facts.compares_call_sites != 0;
   if (exchange->world_size() == 1) return self;
 
   self->runtime_ = make_runtime(env);
@@ -97,6 +99,15 @@ Communicator::~Communicator() { close(std::chrono::milliseconds(0)); }
 
 uint64_t Communicator::sequence() const {
   return group_ == nullptr ? sequence_alone_.load() : collectives_->sequence();
+}
+
+std::vector<int> Communicator::dead_ranks() const {
+  std::vector<int> dead;
+  if (group_ == nullptr || forked()) return dead;
+  for (int r = 0; r < world_size_; ++r) {
+    if (r != rank_ && !group_->is_present(r)) dead.push_back(r);
+  }
+  return dead;
 }
 
 std::vector<Event> Communicator::events() const {

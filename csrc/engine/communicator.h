@@ -44,11 +44,15 @@ class Communicator {
   }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ms_.store(timeout.count()); }
   const std::string& algorithm() const { return algorithm_; }
+  // Whether calls without a tag are to be tagged with their place in the program.
+  bool compares_call_sites() const { return compares_call_sites_; }
   // The number that the next collective will have.
   uint64_t sequence() const;
   // The last operations, oldest first; those that have not ended come last.
   std::vector<Event> events() const;
   bool forked() const { return runtime_ != nullptr && runtime_->endpoint->forked(); }
+  // Ranks whose process has ended, or that have left the group, as far as can be told now.
+  std::vector<int> dead_ranks() const;
   // Null unless an operation failed in a way that made the group unusable.
   std::string failure() const;
 
@@ -109,6 +113,7 @@ class Communicator {
   const InterruptCheck interrupt_;
   std::atomic<int64_t> timeout_ms_;
   std::string algorithm_;
+  bool compares_call_sites_ = false;
   EventRing events_{1024};
   std::atomic<bool> closed_{false};
   std::atomic<uint64_t> sequence_alone_{1};  // of a group of one

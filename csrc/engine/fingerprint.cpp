@@ -40,19 +40,33 @@ Call unpack(uint64_t word) {
               static_cast<int32_t>(word >> 32)};
 }
 
-std::string describe(const HandshakeLine& line) {
+std::string describe(const HandshakeLine& line, const char* tag) {
   const Call call = unpack(line.fingerprint[0]);
-  if (call.collective == Collective::kBarrier) return "barrier()";
-  std::string text =
-      concat(name(call.collective), "(", line.fingerprint[1], " x ", name(call.dtype));
-  if (reduces(call.collective)) text += concat(", ", name(call.op));
-  if (has_root(call.collective)) text += concat(", root ", call.root);
-  if (line.fingerprint[2] != 0) {
-    char hash[32];
-    std::snprintf(hash, sizeof(hash), ", layout %08x", static_cast<unsigned>(line.fingerprint[2]));
-    text += hash;
+  const std::string tag_text(tag, strnlen(tag, GroupPage::kTagBytes));
+  std::string text = name(call.collective);
+  if (call.collective == Collective::kBarrier) {
+    text += "()";
+  } else {
+    text += concat("(", line.fingerprint[1], " x ", name(call.dtype));
+    if (reduces(call.collective)) text += concat(", ", name(call.op));
+    if (has_root(call.collective)) text += concat(", root ", call.root);
+    if (line.fingerprint[2] != 0 && tag_text.empty()) {
+      char hash[32];
+      std::snprintf(hash, sizeof(hash), ", layout %08x",
+                    static_cast<unsigned>(line.fingerprint[2]));
+      text += hash;
+    }
+    text += ")";
   }
-  return text + ")";
+  return tag_text.empty() ? text : concat(text, " at ", tag_text);
+}
+
+// FNV-1a; zero only for the empty text.
+uint64_t hash_of(const std::string& text) {
+  if (text.empty()) return 0;
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
+  return hash | 1;
 }
 
 std::string refusal_text(HandshakeLine* line, size_t payload_bytes) {
@@ -62,14 +76,21 @@ std::string refusal_text(HandshakeLine* line, size_t payload_bytes) {
 
 }  // namespace
 
-void write_fingerprint(HandshakeLine* line, const Request& request) {
+void write_fingerprint(const Group& group, uint64_t sequence, const Request& request) {
+  HandshakeLine* line = group.handshake_line(group.rank(), sequence);
   const bool has_op = reduces(request.collective);
   line->fingerprint[0] =
       pack(Call{Status::kAccepted, request.collective, has_op ? request.op : ReduceOp::kSum,
                 request.dtype, has_root(request.collective) ? request.root : 0});
   line->fingerprint[1] = request.numel;
-  line->fingerprint[2] = request.layout_hash;
+  line->fingerprint[2] = request.layout_hash ^ hash_of(request.tag);
   line->detail = std::bit_cast<uint64_t>(request.factor);
+  char* tag = group.tag(group.rank(), sequence);
+  if (!request.tag.empty() || tag[0] != '\0') {
+    const size_t length = std::min(request.tag.size(), GroupPage::kTagBytes - 1);
+    std::memcpy(tag, request.tag.data(), length);
+    tag[length] = '\0';
+  }
 }
 
 void write_refusal(HandshakeLine* line, size_t payload_bytes, const std::string& text) {
@@ -100,7 +121,7 @@ void compare_fingerprints(const Group& group, uint64_t sequence, const Request* 
       refusals += concat(" rank ", r, " refused its arguments (",
                          refusal_text(line, group.facts().payload_bytes), ");");
     } else {
-      sides[describe(*line)].push_back(r);
+      sides[describe(*line, group.tag(r, sequence))].push_back(r);
     }
   }
   std::string text =

@@ -8,8 +8,8 @@
 
 namespace pycoll {
 
-// Writes the fingerprint of `request` to this rank's line.
-void write_fingerprint(HandshakeLine* line, const Request& request);
+// Writes the fingerprint of `request` to this rank's slot of operation `sequence`.
+void write_fingerprint(const Group& group, uint64_t sequence, const Request& request);
 
 // Says instead that this rank refused the arguments, and why; `text` is cut to what fits.
 void write_refusal(HandshakeLine* line, size_t payload_bytes, const std::string& text);

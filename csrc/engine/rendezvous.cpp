@@ -20,6 +20,7 @@ void write_facts(BlobWriter* blob, const Facts& facts) {
   blob->put(facts.payload_bytes)
       .put(facts.staging_bytes)
       .put(facts.eager_bytes)
+      .put(facts.compares_call_sites)
       .put_text(facts.algorithm);
 }
 
@@ -30,6 +31,7 @@ Introduction read_introduction(BlobReader* blob) {
   introduction.facts.payload_bytes = blob->get<uint64_t>();
   introduction.facts.staging_bytes = blob->get<uint64_t>();
   introduction.facts.eager_bytes = blob->get<uint64_t>();
+  introduction.facts.compares_call_sites = blob->get<uint64_t>();
   introduction.facts.algorithm = blob->get_text();
   return introduction;
 }
@@ -54,6 +56,8 @@ void compare_introductions(const std::vector<Introduction>& all) {
     compare("PYCOLL_PAYLOAD_BYTES", a.payload_bytes, b.payload_bytes, rank, kSetSame);
     compare("PYCOLL_STAGING_BYTES", a.staging_bytes, b.staging_bytes, rank, kSetSame);
     compare("PYCOLL_EAGER_BYTES", a.eager_bytes, b.eager_bytes, rank, kSetSame);
+    compare("whether PYCOLL_DEBUG is DETAIL", a.compares_call_sites, b.compares_call_sites, rank,
+            kSetSame);
   }
 }
 

@@ -27,6 +27,7 @@ struct alignas(64) Counter {
 
 struct GroupPage {
   static constexpr size_t kReasonBytes = 512;
+  static constexpr size_t kTagBytes = 128;
   static constexpr int kHandshakeCounters = 2;
   static constexpr int kRoundCounters = 4;
 
@@ -44,6 +45,9 @@ struct GroupPage {
 
   // Monitored barriers that the owner has reached; the only signal that may be taken back.
   alignas(64) std::atomic<uint64_t> monitored;
+
+  // For messages only: the tag of the call in each handshake slot, empty where it has none. Written with the slot.
+  char tags[2][kTagBytes];
 
   // Used in the page of rank 0 only. Written by all.
   Counter handshake_arrivals[kHandshakeCounters];
@@ -68,6 +72,7 @@ struct GroupPage {
     for (Counter& counter : round_arrivals) counter.value.store(0, std::memory_order_relaxed);
     failure_kind = 0;
     std::memset(reason, 0, sizeof(reason));
+    std::memset(tags, 0, sizeof(tags));
     std::memset(tail(), 0, nbytes - sizeof(GroupPage));
     state.store(static_cast<uint32_t>(GroupState::kOpen), std::memory_order_release);
   }

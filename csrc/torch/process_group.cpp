@@ -165,8 +165,10 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launch(const Call& call, Tensors
       requests.back().after = [w = work.get()] { w->tensors().copy_back(); };
     }
     for (const at::Tensor& output : outputs) bump_version(output);
+    const std::string tag = interpreter_.tag(communicator_->compares_call_sites());
     const std::chrono::milliseconds timeout = effective(call.timeout);
     for (Request& request : requests) {
+      request.tag = tag;
       if (call.async) {
         work->add(communicator_->start(std::move(request), timeout));
       } else {
