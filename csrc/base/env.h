@@ -1,17 +1,4 @@
-// Every environment variable that pycoll reads, in one place. Rank 0's values of those marked "agreed" hold for the whole
-// group; a rank that sets another value is refused when the group is made.
-//
-// | variable             | default | agreed | meaning                                                                |
-// |----------------------|---------|--------|------------------------------------------------------------------------|
-// | PYCOLL_ALGORITHM     | auto    | yes    | algorithm of groups made without Options (auto, direct, one_shot, two_shot, ring) |
-// | PYCOLL_PAYLOAD_BYTES | 16384   | yes    | bytes that travel beside a handshake's signal; 64 to 1 MiB             |
-// | PYCOLL_STAGING_BYTES | 262144  | yes    | bytes of one staging slot; 4 KiB to 64 MiB                             |
-// | PYCOLL_EAGER_BYTES   | 16384   | yes    | send() returns before its recv() up to this size; 64 to 1 MiB          |
-// | PYCOLL_SEGMENT_BYTES | 64 GiB  | no     | address space reserved for one endpoint's shared memory                |
-// | PYCOLL_SPIN_US       | 50      | no     | how long a waiter spins before it sleeps; with more ranks than cores it yields instead |
-// | PYCOLL_CORES         | usable  | no     | cores to count on, instead of affinity and cgroup quota                |
-// | PYCOLL_DEBUG         | WARN    | no     | OFF, WARN, INFO, DETAIL: what is logged to stderr; DETAIL (agreed) also compares where in the program ranks call |
-// | PYCOLL_FLIGHT_RECORD | none    | no     | a path's beginning: failures and SIGUSR1 write what happened to it + rank (read by Python) |
+// Every environment variable that pycoll reads, in one place: kEnvVariables.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +8,34 @@
 namespace pycoll {
 
 enum class LogLevel : uint8_t { kOff, kWarn, kInfo, kDetail };
+
+struct EnvVariable {
+  const char* name;
+  const char* default_value;
+  bool
+      agreed;  // rank 0's value holds for a group; a rank that sets another one is refused when the group is made
+  const char* meaning;
+};
+
+inline constexpr EnvVariable kEnvVariables[] = {
+    {"PYCOLL_ALGORITHM", "auto", true,
+     "algorithm of groups made without Options: auto, direct, one_shot, two_shot or ring"},
+    {"PYCOLL_PAYLOAD_BYTES", "16384", true,
+     "bytes that travel beside a handshake's signal, 64 to 1 MiB"},
+    {"PYCOLL_STAGING_BYTES", "262144", true, "bytes of one staging slot, 4 KiB to 64 MiB"},
+    {"PYCOLL_EAGER_BYTES", "16384", true,
+     "send() returns before its recv() up to this size, 64 to 1 MiB"},
+    {"PYCOLL_SEGMENT_BYTES", "68719476736", false,
+     "address space reserved for the shared memory of one process"},
+    {"PYCOLL_SPIN_US", "50", false,
+     "microseconds a waiter spins before it sleeps; with more ranks than cores it yields instead"},
+    {"PYCOLL_CORES", "", false, "cores to count on; empty: affinity and cgroup quota"},
+    {"PYCOLL_DEBUG", "WARN", false,
+     "OFF, WARN, INFO or DETAIL: what is logged to stderr; DETAIL (agreed) also compares where in "
+     "the program ranks call"},
+    {"PYCOLL_FLIGHT_RECORD", "", false,
+     "a path's beginning: failures and SIGUSR1 write what happened to it + rank"},
+};
 
 struct Env {
   std::string algorithm = "auto";

@@ -36,6 +36,12 @@ PYCOLL_DEVICE double rounded_product(double a, double b) { return __dmul_rn(a, b
 
 PYCOLL_DEVICE float float_from_bits(uint32_t bits) { return __uint_as_float(bits); }
 PYCOLL_DEVICE uint32_t bits_from_float(float x) { return __float_as_uint(x); }
+PYCOLL_DEVICE double double_from_bits(uint64_t bits) {
+  return __longlong_as_double(static_cast<long long>(bits));
+}
+PYCOLL_DEVICE uint64_t bits_from_double(double x) {
+  return static_cast<uint64_t>(__double_as_longlong(x));
+}
 
 // Conversions of 16-bit floats, in bits; to the nearest, ties to even. Any NaN stands for all.
 PYCOLL_DEVICE float float_from_float16(uint16_t bits) {

@@ -167,6 +167,9 @@ template <class Element>
 inline constexpr int kElementsPerUnit =
     static_cast<int>(sizeof(Vector16) / sizeof(typename Element::Storage));
 
+template <class Element, ReduceOp kOp>
+inline constexpr bool kHasOp = is_valid(kOp, Element::kDType);
+
 // The elements of one unit in the accumulate type.
 template <class Element>
 struct Accumulator {
@@ -206,7 +209,6 @@ template <class Element>
 PYCOLL_DEVICE void combine(ReduceOp op, Accumulator<Element>& a, const Accumulator<Element>& b) {
   using Arithmetic = typename Element::Arithmetic;
   using T = typename Element::Accumulate;
-  constexpr DType kDType = Element::kDType;
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAvg:
@@ -215,23 +217,23 @@ PYCOLL_DEVICE void combine(ReduceOp op, Accumulator<Element>& a, const Accumulat
     case ReduceOp::kProduct:
       return combine_each(a, b, [](T x, T y) { return Arithmetic::product(x, y); });
     case ReduceOp::kMin:
-      if constexpr (is_valid(ReduceOp::kMin, kDType))
+      if constexpr (kHasOp<Element, ReduceOp::kMin>)
         combine_each(a, b, [](T x, T y) { return Arithmetic::min(x, y); });
       return;
     case ReduceOp::kMax:
-      if constexpr (is_valid(ReduceOp::kMax, kDType))
+      if constexpr (kHasOp<Element, ReduceOp::kMax>)
         combine_each(a, b, [](T x, T y) { return Arithmetic::max(x, y); });
       return;
     case ReduceOp::kBand:
-      if constexpr (is_valid(ReduceOp::kBand, kDType))
+      if constexpr (kHasOp<Element, ReduceOp::kBand>)
         combine_each(a, b, [](T x, T y) { return Arithmetic::band(x, y); });
       return;
     case ReduceOp::kBor:
-      if constexpr (is_valid(ReduceOp::kBor, kDType))
+      if constexpr (kHasOp<Element, ReduceOp::kBor>)
         combine_each(a, b, [](T x, T y) { return Arithmetic::bor(x, y); });
       return;
     case ReduceOp::kBxor:
-      if constexpr (is_valid(ReduceOp::kBxor, kDType))
+      if constexpr (kHasOp<Element, ReduceOp::kBxor>)
         combine_each(a, b, [](T x, T y) { return Arithmetic::bxor(x, y); });
       return;
   }
@@ -240,7 +242,7 @@ PYCOLL_DEVICE void combine(ReduceOp op, Accumulator<Element>& a, const Accumulat
 // PREMUL_SUM: every element times a rank's factor.
 template <class Element>
 PYCOLL_DEVICE void scale(Accumulator<Element>& a, double factor) {
-  if constexpr (is_valid(ReduceOp::kPremulSum, Element::kDType)) {
+  if constexpr (kHasOp<Element, ReduceOp::kPremulSum>) {
 #pragma unroll
     for (int i = 0; i < a.kNumel; ++i)
       a.element[i] = Element::Arithmetic::scaled(a.element[i], factor);
@@ -250,7 +252,7 @@ PYCOLL_DEVICE void scale(Accumulator<Element>& a, double factor) {
 // AVG: every element of a sum divided.
 template <class Element>
 PYCOLL_DEVICE void divide(Accumulator<Element>& a, int divisor) {
-  if constexpr (is_valid(ReduceOp::kAvg, Element::kDType)) {
+  if constexpr (kHasOp<Element, ReduceOp::kAvg>) {
 #pragma unroll
     for (int i = 0; i < a.kNumel; ++i)
       a.element[i] = Element::Arithmetic::quotient(a.element[i], divisor);

@@ -17,24 +17,18 @@ PYCOLL_HOST_DEVICE constexpr bool reached(uint32_t seen, uint32_t expected) {
   return static_cast<int32_t>(seen - expected) >= 0;
 }
 
-// For whom a thread waits, and where in its kernel.
-struct WaitPoint {
-  Phase phase;
-  int peer;
-};
-
 PYCOLL_DEVICE bool aborted(const Watch& watch) { return peer::load_relaxed(watch.abort) != 0; }
 
 // The first failure of a grid writes the record; all later kernels of the group return at once.
-PYCOLL_DEVICE void report_failure(const Watch& watch, FailureKind kind, WaitPoint where,
-                                  uint64_t expected, uint64_t seen) {
+PYCOLL_DEVICE void report_failure(const Watch& watch, FailureKind kind, Phase phase,
+                                  int peer, uint64_t expected, uint64_t seen) {
   if (peer::fetch_add_relaxed(watch.abort, 1u) != 0) return;
   FailureRecord* record = watch.record;
-  peer::store_relaxed(&record->phase, static_cast<uint32_t>(where.phase));
+  peer::store_relaxed(&record->phase, static_cast<uint32_t>(phase));
   peer::store_relaxed(reinterpret_cast<uint32_t*>(&record->rank),
                       static_cast<uint32_t>(watch.rank));
   peer::store_relaxed(reinterpret_cast<uint32_t*>(&record->peer),
-                      static_cast<uint32_t>(where.peer));
+                      static_cast<uint32_t>(peer));
   peer::store_relaxed(&record->expected, expected);
   peer::store_relaxed(&record->seen, seen);
   peer::store_release(&record->kind, static_cast<uint32_t>(kind));
@@ -42,9 +36,9 @@ PYCOLL_DEVICE void report_failure(const Watch& watch, FailureKind kind, WaitPoin
 
 // How a thread repeats a poll:
 //
-//   BoundedSpin spin(watch, {phase, peer}, expected);
+//   BoundedSpin spin(watch, phase, expected);
 //   while (!reached(seen = peer::load_acquire(signal), expected)) {
-//     if (!spin.again(seen)) return false;
+//     if (!spin.again(peer, seen)) return false;
 //   }
 //
 // again() is false when the deadline has passed, which it reports, or the grid was aborted. Clock and abort word cost much more
@@ -53,41 +47,42 @@ class BoundedSpin {
  public:
   static constexpr uint32_t kPollsPerLook = 64;
 
-  PYCOLL_DEVICE BoundedSpin(const Watch& watch, WaitPoint where, uint64_t expected)
-      : watch_(watch), where_(where), expected_(expected) {}
+  PYCOLL_DEVICE BoundedSpin(const Watch& watch, Phase phase, uint64_t expected)
+      : watch_(watch), phase_(phase), expected_(expected) {}
 
-  PYCOLL_DEVICE bool again(uint64_t seen) {
+  PYCOLL_DEVICE bool again(int peer, uint64_t seen) {
     ++polls_;
     peer::spin_hint(polls_ >= kPollsPerLook);
-    return polls_ % kPollsPerLook != 0 || look(seen);
+    return polls_ % kPollsPerLook != 0 || look(peer, seen);
   }
 
  private:
-  PYCOLL_DEVICE bool look(uint64_t seen) {
+  PYCOLL_DEVICE bool look(int peer, uint64_t seen) {
     if (aborted(watch_)) return false;
     if (watch_.timeout_ns == kNoTimeout) return true;
     const uint64_t now = peer::clock_ns();
     if (start_ns_ == 0) start_ns_ = now;
     if (now - start_ns_ < watch_.timeout_ns) return true;
-    report_failure(watch_, FailureKind::kDeadline, where_, expected_, seen);
+    report_failure(watch_, FailureKind::kDeadline, phase_, peer, expected_, seen);
     return false;
   }
 
   const Watch& watch_;
-  const WaitPoint where_;
+  const Phase phase_;
   const uint64_t expected_;
   uint32_t polls_ = 0;
   uint64_t start_ns_ = 0;
 };
 
-// Until `signal` has come to `expected`; what its writer did before is seen afterwards. False if it does not come.
-PYCOLL_DEVICE bool wait_reached(const uint32_t* signal, uint32_t expected, WaitPoint where,
+// Until `signal`, which `peer` writes, has come to `expected`; what its writer did before is seen afterwards. False if it does
+// not come.
+PYCOLL_DEVICE bool wait_reached(const uint32_t* signal, uint32_t expected, Phase phase, int peer,
                                 const Watch& watch) {
-  BoundedSpin spin(watch, where, expected);
+  BoundedSpin spin(watch, phase, expected);
   for (;;) {
     const uint32_t seen = peer::load_acquire(signal);
     if (reached(seen, expected)) return true;
-    if (!spin.again(seen)) return false;
+    if (!spin.again(peer, seen)) return false;
   }
 }
 

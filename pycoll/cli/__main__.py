@@ -1,0 +1,7 @@
+"""`python -m pycoll.cli`."""
+
+import sys
+
+from pycoll.cli import main
+
+sys.exit(main())
