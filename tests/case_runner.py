@@ -83,6 +83,10 @@ def run_cases(cases: Sequence[Case]) -> dict[str, str]:
             failed[case.id] = str(error)
         except Exception as error:
             failed[case.id] = "".join(traceback.format_exception(error)[-NUM_FRAMES - 1 :])
+    for group in _groups.values():
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            dist.destroy_process_group(group)
+    _groups.clear()
     return failed
 
 
