@@ -33,7 +33,7 @@ class WaiterScope {
 
 Facts facts_of(const Env& env, const std::string& algorithm, int world_size) {
   Facts facts;
-  // An uneven all_to_all shows two counts for each rank.
+  // An all_to_all shows two counts for each rank.
   facts.payload_bytes =
       std::max(env.payload_bytes, 2 * sizeof(uint64_t) * static_cast<size_t>(world_size));
   facts.staging_bytes = round_up(env.staging_bytes, 4096);
@@ -342,6 +342,10 @@ void Communicator::drive_in_background(const std::shared_ptr<Operation>& operati
     runtime_->progress_engine->activate(driver_of(*operation));
 }
 
+void Communicator::call_later(std::function<void()> callback) {
+  runtime_->callbacks.submit(std::move(callback));
+}
+
 // The words are those that programs written for torch's own monitored barrier look for.
 std::string Communicator::monitored_failure(const std::vector<int>& missing,
                                             std::chrono::milliseconds timeout) const {
@@ -444,6 +448,8 @@ void Communicator::close(std::chrono::milliseconds patience) {
 void Communicator::prepare_for_exit(Deadline deadline) {
   if (closed_.load() || group_ == nullptr || forked()) return;
   if (group_->state() == GroupState::kOpen) flush(deadline);
+  // What callbacks start is completed on their own threads.
+  runtime_->callbacks.drain(deadline);
   runtime_->progress_engine->stop();
 }
 

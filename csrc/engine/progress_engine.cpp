@@ -1,24 +1,13 @@
 #include "engine/progress_engine.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 
+#include "base/process.h"
 #include "sync/waiter.h"
 
 namespace pycoll {
-namespace {
-
-// Signals belong to the program's own threads.
-void block_signals() {
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
-}
-
-}  // namespace
-
 void ProgressEngine::activate(const std::shared_ptr<Driver>& driver) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (std::find(active_.begin(), active_.end(), driver) == active_.end()) active_.push_back(driver);

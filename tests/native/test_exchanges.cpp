@@ -223,7 +223,6 @@ TEST(uneven_chunks_that_do_not_fit_are_named) {
     Request request;
     request.collective = Collective::kAllToAll;
     request.dtype = DType::kInt32;
-    request.uneven = true;
     request.input.add_chunk(data, 3);
     request.input.add_chunk(data + 4, 2);
     request.output.add_chunk(data + 8, 3);
