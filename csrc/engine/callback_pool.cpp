@@ -5,8 +5,10 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
+#include "base/log.h"
 #include "base/process.h"
 
 namespace pycoll {
@@ -65,8 +67,13 @@ bool CallbackPool::drain(Deadline deadline) {
 // Under the lock. There is always a thread that does not run a callback, to take the next one.
 void CallbackPool::ensure_spare(const std::shared_ptr<State>& state) {
   if (state->idle > 0 || state->stopping) return;
-  ++state->idle;
-  std::thread([state] { loop(state); }).detach();
+  try {
+    std::thread([state] { loop(state); }).detach();
+    ++state->idle;
+  } catch (const std::system_error& error) {
+    PYCOLL_LOG(LogLevel::kWarn, "cannot start a thread for callbacks: ", error.what(),
+               "; they run when somebody waits, or when another one has ended");
+  }
 }
 
 void CallbackPool::loop(const std::shared_ptr<State>& state) {

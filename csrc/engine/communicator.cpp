@@ -68,8 +68,18 @@ Communicator::Communicator(int rank, int world_size, CommunicatorOptions options
 std::shared_ptr<Communicator> Communicator::create(
     Exchange* exchange, const std::function<std::shared_ptr<Runtime>(const Env&)>& make_runtime,
     CommunicatorOptions options) {
-  const Env env = Env::read();
-  const Facts facts = facts_of(env, options.algorithm, exchange->world_size());
+  const bool is_alone = exchange->world_size() == 1;
+  Env env;
+  Facts facts;
+  std::shared_ptr<Runtime> runtime;
+  try {
+    env = Env::read();
+    facts = facts_of(env, options.algorithm, exchange->world_size());
+    if (!is_alone) runtime = make_runtime(env);
+  } catch (const Error& error) {
+    if (!is_alone) decline_group(exchange, error);
+    throw;
+  }
   const uint64_t first_sequence = options.first_sequence;
   const std::function<void()> on_failure = options.on_failure;
   const Deadline deadline = Deadline::after(options.timeout);
@@ -77,9 +87,9 @@ std::shared_ptr<Communicator> Communicator::create(
       new Communicator(exchange->rank(), exchange->world_size(), std::move(options)));
   self->algorithm_ = facts.algorithm;
   self->compares_call_sites_ = facts.compares_call_sites != 0;
-  if (exchange->world_size() == 1) return self;
+  if (is_alone) return self;
 
-  self->runtime_ = make_runtime(env);
+  self->runtime_ = std::move(runtime);
   self->group_ = form_group(exchange, self->runtime_->endpoint, facts, deadline, self->interrupt_);
   self->collectives_ =
       std::make_shared<CollectiveQueue>(self->group_, &self->events_, first_sequence);
@@ -188,8 +198,18 @@ std::shared_ptr<Operation> Communicator::start(Request request, std::chrono::mil
       if (operation->finished() || operation->self_contained) return operation;
     }
   }
-  runtime_->progress_engine->activate(collectives_);
+  drive_or_abort(collectives_);
   return operation;
+}
+
+// Without a thread to drive it the operation cannot go on, and the caller's tensors go away with its stack.
+void Communicator::drive_or_abort(const std::shared_ptr<Driver>& driver) {
+  try {
+    runtime_->progress_engine->activate(driver);
+  } catch (const Error& error) {
+    abort(concat("rank ", rank_, " cannot go on: ", error.what()));
+    throw;
+  }
 }
 
 void Communicator::run(Request request, std::chrono::milliseconds timeout) {
@@ -267,7 +287,7 @@ std::shared_ptr<Operation> Communicator::send(const void* data, size_t nbytes, D
   auto operation = std::make_shared<MessageOperation>(true, const_cast<void*>(data), nbytes, dtype,
                                                       dst, tag, timeout);
   messages_->submit(operation);
-  if (!push(*operation, false)) runtime_->progress_engine->activate(messages_);
+  if (!push(*operation, false)) drive_or_abort(messages_);
   return operation;
 }
 
@@ -283,8 +303,7 @@ std::shared_ptr<Operation> Communicator::receive(void* data, size_t nbytes, DTyp
   operation->after = std::move(after);
   messages_->submit(operation);
   // A short message needs nobody here until it is waited for; a long one has to be cleared before its data comes.
-  if (!push(*operation, false) && nbytes > group_->facts().eager_bytes)
-    runtime_->progress_engine->activate(messages_);
+  if (!push(*operation, false) && nbytes > group_->facts().eager_bytes) drive_or_abort(messages_);
   return operation;
 }
 

@@ -106,6 +106,7 @@ class Communicator {
   bool wait_driving(const Operation& operation, const std::shared_ptr<Driver>& driver,
                     Deadline patience);
   bool push(const Operation& operation, bool check);
+  void drive_or_abort(const std::shared_ptr<Driver>& driver);
   std::shared_ptr<CollectiveOperation> submit(Request request, std::chrono::milliseconds timeout);
   void check_peer(const char* argument, int peer) const;
   void flush(Deadline deadline);

@@ -161,7 +161,6 @@ size_t uneven_numel(const Case& c, int src, int dst) {
 void check_uneven_all_to_all(const Case& c) {
   Request request = request_of(Collective::kAllToAll, c);
   request.numel = 0;
-  request.uneven = true;
   std::vector<Tensor> in, out;
   for (int r = 0; r < c.comm.world_size(); ++r) {
     in.emplace_back(1, uneven_numel(c, c.comm.rank(), r), c.comm.rank(), c.call + r);
