@@ -1,4 +1,4 @@
-"""System calls that fail at every step of making a group, and low limits: one clear error on all ranks, nothing lost."""
+"""System calls that fail at every step of making a group, and low limits: one clear error everywhere, nothing lost."""
 
 from __future__ import annotations
 
