@@ -8,7 +8,7 @@ namespace pycoll {
 namespace {
 
 // Changes whenever the meaning of shared memory or of these blobs does.
-constexpr uint32_t kProtocol = 2;
+constexpr uint32_t kProtocol = 3;
 
 struct Introduction {
   uint32_t protocol;
@@ -159,7 +159,8 @@ std::vector<Member> make_members(const Preparation& mine, Endpoint* endpoint, in
     member.bell = member.peer->bell();
     const size_t reserved = member.segment->reserved();
     if (page_offsets[r] % 64 != 0 || page_bytes > reserved ||
-        page_offsets[r] > reserved - page_bytes) {
+        page_offsets[r] > reserved - page_bytes ||
+        !member.segment->is_backed(page_offsets[r], page_bytes)) {
       fail(ErrorKind::kSystem, "the page of rank ", r, " lies outside its segment");
     }
     member.page = reinterpret_cast<GroupPage*>(member.segment->base() + page_offsets[r]);

@@ -16,11 +16,41 @@ constexpr uint64_t kMostReserved = uint64_t{1} << 46;
 
 }  // namespace
 
+namespace {
+
+// The segments of this process's endpoints: ranks of one process find each other's here, by what they have been told.
+class SegmentsHere {
+ public:
+  void add(const Token& id, const std::shared_ptr<Segment>& segment) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    segments_[id] = segment;
+  }
+  void remove(const Token& id) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    segments_.erase(id);
+  }
+  std::shared_ptr<Segment> find(const Token& id) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = segments_.find(id);
+    return it == segments_.end() ? nullptr : it->second.lock();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Token, std::weak_ptr<Segment>> segments_;
+};
+
+// Never destroyed: endpoints may outlive other statics.
+SegmentsHere& segments_here() {
+  static SegmentsHere* const instance = new SegmentsHere();
+  return *instance;
+}
+
+}  // namespace
+
 struct Endpoint::Greeting {
   Token id;
   Token address_space;
-  uint64_t
-      shared_segment;  // address of the owner's shared_ptr<Segment>, for ranks of the same process
 };
 
 struct Endpoint::Hello {
@@ -42,9 +72,10 @@ Endpoint::Endpoint(std::shared_ptr<Segment> segment)
   const Region header = arena_.allocate(sizeof(Bell));
   PYCOLL_CHECK(header.offset == 0);
   listener_ = listen_abstract(listener_name(id_));
+  segments_here().add(id_, segment_);
 }
 
-Endpoint::~Endpoint() = default;
+Endpoint::~Endpoint() { segments_here().remove(id_); }
 
 Region Endpoint::allocate_page(size_t nbytes) {
   nbytes = round_up(nbytes, Arena::kGrain);
@@ -73,15 +104,12 @@ std::string Endpoint::listener_name(const Token& id) {
   return text;
 }
 
-void Endpoint::write_greeting(BlobWriter* blob) const {
-  blob->put(id_).put(address_space_token()).put(reinterpret_cast<uint64_t>(&segment_));
-}
+void Endpoint::write_greeting(BlobWriter* blob) const { blob->put(id_).put(address_space_token()); }
 
 Endpoint::Greeting Endpoint::read_greeting(BlobReader* blob) {
   Greeting greeting;
   greeting.id = blob->get<Token>();
   greeting.address_space = blob->get<Token>();
-  greeting.shared_segment = blob->get<uint64_t>();
   return greeting;
 }
 
@@ -97,8 +125,10 @@ std::shared_ptr<Peer> Endpoint::find(const Token& id) {
 }
 
 std::shared_ptr<Peer> Endpoint::share(const Greeting& greeting) {
-  const auto& segment = *reinterpret_cast<const std::shared_ptr<Segment>*>(greeting.shared_segment);
-  auto peer = std::make_shared<Peer>(Peer{greeting.id, segment, nullptr});
+  auto peer = std::make_shared<Peer>(Peer{greeting.id, segments_here().find(greeting.id), nullptr});
+  if (peer->segment == nullptr) {
+    fail(ErrorKind::kPeerFailed, "a rank of this process has ended while it was making a group");
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   return peers_.emplace(greeting.id, std::move(peer)).first->second;
 }

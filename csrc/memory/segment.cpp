@@ -81,4 +81,15 @@ void Segment::commit(size_t nbytes) {
   committed_ = nbytes;
 }
 
+bool Segment::is_backed(size_t offset, size_t nbytes) const {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t begin = offset / page * page;
+  const size_t end = (offset + nbytes + page - 1) / page * page;
+  int result;
+  do {
+    result = madvise(base_ + begin, end - begin, MADV_POPULATE_READ);
+  } while (result != 0 && errno == EINTR);
+  return result == 0 || errno == EINVAL;
+}
+
 }  // namespace pycoll

@@ -29,6 +29,9 @@ class Segment {
   // Puts zeroed memory behind the first `nbytes` bytes. Raises kSystem, naming needed bytes and remedy, and leaves
   // everything as it was, when the system has none. Only the owner's arena calls it, under its lock.
   void commit(size_t nbytes);
+  // Whether bytes [offset, offset + nbytes), within `reserved`, have memory behind them; else an access would end the process.
+  // What a kernel before 5.14 cannot tell is believed.
+  bool is_backed(size_t offset, size_t nbytes) const;
 
  private:
   Segment(UniqueFd fd, std::byte* base, size_t reserved, size_t committed)
