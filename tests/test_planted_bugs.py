@@ -142,7 +142,7 @@ BUGS = [
     ),
     Bug(
         "bfloat16 is cut instead of rounded",
-        "kernels/cpu/tile_kernels.inl",
+        "kernels/cpu/float_formats.inl",
         "(bits + 0x7fff + ((bits >> 16) & 1)) >> 16",
         "bits >> 16",
         {"values": "test_conversions narrowing_rounds"},
