@@ -19,6 +19,7 @@ The arithmetic is pycoll's contract, bit for bit:
 - *NaN.* MIN and MAX return NaN wherever any rank holds one.
 - *PREMUL_SUM.* Each contribution is multiplied by its rank's factor in the accumulate type, then
   added.
+- *Quantisation.* docs/quantisation.md.
 
 Operations are named by lower-case strings (`OPS`): nothing here needs ``torch.distributed``.
 """
@@ -215,6 +216,52 @@ def all_to_all_single(
         torch.split(_settled(x), list(row)) for x, row in zip(inputs, input_splits, strict=True)
     ]
     return [all_gather_into_tensor([row[rank] for row in pieces])[0] for rank in range(world_size)]
+
+
+# --- block-wise quantisation -----------------------------------------------------------------------
+
+# The largest magnitude a code stands for.
+LARGEST_CODE = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
+
+
+def quantise_blocks(x: Tensor, block: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Codes, of the shape of `x`, and a float32 scale for each `block` elements in logical order."""
+    largest = LARGEST_CODE[dtype]
+    codes, scales = [], []
+    for part in _settled(x).flatten().float().split(block) if x.numel() else ():
+        amax = part.abs().amax()
+        if not amax.isfinite():  # NaN is a maximum, too
+            scales.append(torch.tensor(torch.nan))
+            codes.append(torch.zeros(part.shape).to(dtype))
+            continue
+        scale = (amax.double() / largest).float()
+        if scale.double() * largest > amax.double():
+            scale = torch.nextafter(scale, torch.tensor(0.0))
+        scale = scale.clamp(min=torch.finfo(torch.float32).tiny)
+        quotients = (part / scale).clamp(-largest, largest)
+        codes.append((quotients.round() if dtype == torch.int8 else quotients).to(dtype))
+        scales.append(scale)
+    if not codes:
+        return torch.empty(x.shape, dtype=dtype), torch.empty(0)
+    return torch.cat([_bytes(c) for c in codes]).view(dtype).view(x.shape), torch.stack(scales)
+
+
+def dequantise_blocks(codes: Tensor, scales: Tensor, block: int) -> Tensor:
+    """Codes times their block's scale, in float32."""
+    each = scales.repeat_interleave(block)[: codes.numel()].view(codes.shape)
+    return codes.float() * each
+
+
+def quantisation_bound(x: Tensor, scales: Tensor, block: int, dtype: torch.dtype) -> Tensor:
+    """The most by which quantisation may change each element of `x`, in float64."""
+    each = scales.double().repeat_interleave(block)[: x.numel()].view(x.shape)
+    if dtype == torch.int8:
+        most = each / 2
+    elif dtype == torch.float8_e4m3fn:
+        most = torch.maximum(x.double().abs() / 16, each * 2.0**-10)
+    else:
+        most = torch.maximum(x.double().abs() / 8, each * 2.0**-17)
+    return most * (1 + 2.0**-21) + 2.0**-149
 
 
 def _settled(x: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class Transfer {
     auto* out = static_cast<std::byte*>(to);
     const auto* in = static_cast<const std::byte*>(from);
     if (copies_) {
-      if (numel > 0) std::memcpy(out, in, numel * itemsize(to_));
+      if (out != in) std::memcpy(out, in, numel * itemsize(to_));
       return;
     }
     for (size_t begin = 0; begin < numel; begin += kTileNumel) {
