@@ -12,6 +12,7 @@ tensors, of any strides, on one thread. Arguments are checked before anything is
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -245,13 +246,14 @@ def _places(tensors: Tensors, numels: Sequence[int] | None) -> tuple[list[Tensor
             f"tensors has {len(tensors)} entries and numels {len(numels)}; "
             "give one number for each tensor"
         )
+    if numels is None and all(tensor is not None for tensor in tensors):
+        # The usual case, for thousands of tensors.
+        present = [tensor for tensor in tensors if tensor is not None]
+        *begins, end = accumulate([tensor.numel() for tensor in present], initial=0)
+        return present, begins, end
     present, begins, end = [], [], 0
     for i, tensor in enumerate(tensors):
         if tensor is not None:
-            if tensor.layout != torch.strided:
-                raise ValueError(
-                    f"tensors[{i}] has layout {tensor.layout}; convert it with to_dense()"
-                )
             present.append(tensor)
             begins.append(end)
             if numels is not None and numels[i] != tensor.numel():

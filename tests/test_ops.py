@@ -190,7 +190,7 @@ REFUSED: list[tuple[Run, str]] = [
     ),
     (
         lambda: ops.flatten([ONES.to_sparse()]),
-        r"tensors\[0\] has layout torch.sparse_coo; convert it with to_dense",
+        r"tensors\[0\] has layout Sparse; convert it with to_dense",
     ),
     (
         lambda: ops.flatten_into(torch.ones(6), [ONES]),

@@ -1,5 +1,6 @@
 // The operators of pycoll/ops.py: their schemas, and what they do on a CPU. Fakes and derivatives are written in Python there.
-#include <ATen/MemoryOverlap.h>
+#include <algorithm>
+
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -74,9 +75,11 @@ Entries make_entries(const Tensors& tensors, at::IntArrayRef begins, int64_t num
                      begins[i], ", but the tensors before it reach to element ", result.numel,
                      "; tensors follow one another without overlap");
     skip_to(static_cast<size_t>(begins[i]));
-    // Names are made only where they may be needed: there are thousands of tensors.
-    if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided || role != Role::kInput)
+    // There are thousands of tensors: names are made only where they may be needed.
+    if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided ||
+        !tensor.is_non_overlapping_and_dense()) {
       check_tensor(tensor, concat("tensors[", i, "]").c_str(), role);
+    }
     PYCOLL_CHECK_ARG(!travels_as_bytes(tensor), "tensors[", i, "] is ", dtype_name(tensor),
                      ", which pycoll does not compute with; convert it first");
     const Elements elements = elements_of(tensor);
@@ -124,6 +127,22 @@ void check_entries(const Entries& entries, DType flat_dtype, const char* flat_na
       check_castable(entry.dtype, concat("tensors[", i, "]"), flat_dtype, flat_name);
     check_arithmetic(entry.dtype, scale, accumulate);
   }
+}
+
+// As check_disjoint, from addresses that are known already.
+void check_outputs_disjoint(const Entries& entries, const Tensors& tensors) {
+  std::vector<std::pair<const std::byte*, const std::byte*>> intervals;
+  intervals.reserve(entries.entries.size());
+  for (const cpu::BucketEntry& entry : entries.entries) {
+    const auto* const begin = static_cast<const std::byte*>(entry.data);
+    if (begin != nullptr)
+      intervals.emplace_back(begin, begin + entry.numel * itemsize(entry.dtype));
+  }
+  std::sort(intervals.begin(), intervals.end());
+  bool overlap = entries.set.needs_copies();
+  for (size_t i = 1; i < intervals.size(); ++i)
+    overlap |= intervals[i - 1].second > intervals[i].first;
+  if (overlap) check_disjoint(tensors, "tensors");
 }
 
 void write_back(const Entries& entries, const Tensors& tensors) {
@@ -211,7 +230,7 @@ void unflatten_into(const at::Tensor& bucket, const Tensors& tensors, at::IntArr
         make_entries(tensors, begins, bucket.numel(), accumulate ? Role::kInOut : Role::kOutput);
     check_entries(entries, dtype_of(bucket.scalar_type(), "bucket"), "bucket", scale, accumulate);
     check_overlap(entries, bucket, "bucket", scale == 1.0 && !accumulate);
-    check_disjoint(tensors, "tensors");
+    check_outputs_disjoint(entries, tensors);
     run_unflatten(bucket, entries, scale, accumulate);
     write_back(entries, tensors);
   });
@@ -286,7 +305,7 @@ void unflatten_quantised_into(const at::Tensor& codes, const at::Tensor& scales,
     check_entries(entries, DType::kFloat32, "what was quantised", scale, accumulate);
     check_overlap(entries, codes, "codes", false);
     check_overlap(entries, scales, "scales", false);
-    check_disjoint(tensors, "tensors");
+    check_outputs_disjoint(entries, tensors);
     const at::Tensor dense_scales = scales.contiguous();
     args.codes_dtype = elements_of(codes).dtype;
     args.codes = const_cast<void*>(codes.const_data_ptr());
@@ -357,7 +376,8 @@ TORCH_LIBRARY_FRAGMENT(pycoll, library) {
       "dequantise_blocks(Tensor codes, Tensor scales, SymInt block, ScalarType dtype) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(pycoll, CPU, library) {
+// Sparse tensors come here, too, to be refused in pycoll's own words.
+void implement(torch::Library& library) {
   library.impl("flatten", &flatten);
   library.impl("flatten_into", &flatten_into);
   library.impl("unflatten", &unflatten);
@@ -367,6 +387,9 @@ TORCH_LIBRARY_IMPL(pycoll, CPU, library) {
   library.impl("quantise_blocks", &quantise_blocks);
   library.impl("dequantise_blocks", &dequantise_blocks);
 }
+
+TORCH_LIBRARY_IMPL(pycoll, CPU, library) { implement(library); }
+TORCH_LIBRARY_IMPL(pycoll, SparseCPU, library) { implement(library); }
 
 // Codes and scales carry no gradient: autograd is passed by.
 TORCH_LIBRARY_IMPL(pycoll, Autograd, library) {
