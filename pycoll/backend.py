@@ -104,10 +104,10 @@ def backend_of(group: dist.ProcessGroup | None = None, device: torch.device | st
 def events(group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
     """The last 1024 operations of this rank in a group, oldest first.
 
-    Each is a dict: sequence, operation, algorithm, dtype, itemsize, op, peer (root, source or destination, else
-    -1), nbytes of the user's data, bytes_written to and bytes_read from memory shared with peers,
-    timeout_ms, queued_ns, started_ns, ended_ns (of ``time.monotonic_ns()``; 0: not yet), failed. Operations that
-    have not ended come last.
+    Each is a dict: sequence, operation, algorithm, dtype, wire_dtype (how elements travelled), itemsize, op, peer
+    (root, source or destination, else -1), nbytes of the user's data, bytes_written to and bytes_read from
+    memory shared with peers, timeout_ms, queued_ns, started_ns, ended_ns (of ``time.monotonic_ns()``; 0: not
+    yet), failed. Operations that have not ended come last.
     """
     return cast("list[dict[str, Any]]", backend_of(group).events())
 
