@@ -38,10 +38,15 @@ void write_run(const Request& request, size_t chunk, Range range, std::byte* run
     return;
   }
   for_each_tile(*request.wire, range.numel, [&](size_t begin, size_t numel) {
-    float tile[cpu::kTileNumel];
+    float buffer[cpu::kTileNumel];
+    const float* tile = buffer;
     request.input.for_each_run(chunk, range.begin + begin, numel, request.itemsize(),
                                [&](std::byte* data, size_t offset, size_t n) {
-                                 cpu::widen(tile + offset, request.dtype, data, n);
+                                 if (request.dtype == DType::kFloat32 && n == numel) {
+                                   tile = reinterpret_cast<const float*>(data);
+                                 } else {
+                                   cpu::widen(buffer + offset, request.dtype, data, n);
+                                 }
                                });
     cpu::encode(*request.wire, tile, begin, numel, run, range.numel);
   });
