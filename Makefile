@@ -17,7 +17,7 @@ TORCH_REQUIREMENT := $(or $(TORCH),$(shell grep '^torch==' requirements.txt))
 CXX_FILES = $(shell find csrc tests -name build -prune -o \
               \( -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \) -print 2>/dev/null)
 
-.PHONY: help demo build test test-quick test-full native-test lint format bench clean distclean
+.PHONY: help demo build test test-quick test-full soak native-test lint format bench clean distclean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -42,6 +42,9 @@ test-quick: build $(VENV)/.dev ## tests that are not slow, under 3 minutes
 
 test-full: build $(VENV)/.dev ## the suite with the full matrix
 	PYCOLL_TEST_FULL=1 $(TEST) -m "not soak" $(ARGS)
+
+soak: build $(VENV)/.dev ## random jobs with deaths for 20 minutes (PYCOLL_SOAK_MINUTES=…)
+	$(TEST) -m soak -s $(ARGS)
 
 native-test: $(VENV)/.dev ## C++ tests of the core, without torch
 	@if [ -x tests/native/run.sh ]; then PATH="$(CURDIR)/$(BIN):$$PATH" tests/native/run.sh $(ARGS); \

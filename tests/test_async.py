@@ -222,11 +222,6 @@ def test_works_and_futures(pool: Pools) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    reason="callbacks run on the thread that drives operations, which then drives no more: a hang "
-    "that even deadlines do not end",
-)
 @pytest.mark.parametrize("numel", [3, 100_003])
 @pytest.mark.parametrize("kind", ["sync", "work", "future"])
 def test_callbacks_may_call_collectives(pool: Pools, kind: str, numel: int) -> None:

@@ -52,6 +52,7 @@ def test_doctor_names_what_fails_and_the_remedy(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "memfd_create", refuse)
+    monkeypatch.setenv("COLUMNS", "200")  # or the table breaks the message into lines
     monkeypatch.setattr(doctor, "trial", lambda ranks: doctor.Finding("trial", "ok", str(ranks)))
     assert cli.main(["doctor"]) == 1
     shown = capsys.readouterr().out

@@ -177,7 +177,6 @@ def test_the_manager_coalesces(pool: Pools, name: str, is_async: bool, of_group:
             assert results == [None] * world_size
 
 
-@pytest.mark.xfail(strict=True, reason="the backend has no startCoalescing and endCoalescing")
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("name", COALESCED)
 def test_the_manager_coalesces_on_a_device(pool: Pools, name: str, is_async: bool) -> None:

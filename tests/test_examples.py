@@ -348,7 +348,10 @@ def test_an_interrupted_demo_ends_its_child():
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.send_signal(signal.SIGINT)
-        parent.wait(30)
+        try:
+            parent.wait(30)
+        finally:
+            parent.kill()
     deadline = time.monotonic() + 10
     while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -183,10 +183,6 @@ def test_groups_that_are_dropped_without_destroy_are_bounded(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    reason="the accepting rank takes a missing descriptor for a stranger's call, and waits on",
-)
 def test_a_limit_of_open_files_is_named(tmp_path: Path) -> None:
     """Others fail without a cause; here every refusal says which limit is too low."""
     script = """

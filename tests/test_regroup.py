@@ -17,11 +17,7 @@ from pycoll.testing import RankPool
 
 Pools = Callable[[int], RankPool]
 
-TWO_DEVICES = pytest.mark.xfail(
-    strict=True,
-    reason="torch asks once for each device type; the second group meets the keys of the first",
-)
-BACKENDS = ["cpu:pycoll", pytest.param("pycoll", marks=[TWO_DEVICES, pytest.mark.slow])]
+BACKENDS = ["cpu:pycoll", "pycoll"]
 
 
 @pytest.fixture(scope="module")

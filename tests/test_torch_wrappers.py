@@ -296,18 +296,13 @@ def run_pipeline(schedule_name: str) -> bool:
 # --- tests -----------------------------------------------------------------------------------------
 
 
-WITHIN_CALLBACKS = pytest.mark.xfail(
-    strict=True, reason="PowerSGD calls collectives within callbacks of futures, which hangs"
-)
-
-
 @pytest.mark.parametrize(
     ("name", "tolerance"),
     [
         ("allreduce", 1e-5),
         ("fp16_compress", 2e-3),
         ("bf16_compress", 2e-2),
-        pytest.param("power_sgd", 1e-3, marks=[WITHIN_CALLBACKS, pytest.mark.slow]),
+        ("power_sgd", 1e-3),
     ],
 )
 def test_gradients_by_comm_hooks(pool: Pools, name: str, tolerance: float) -> None:

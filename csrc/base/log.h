@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/env.h"
+#include "base/error.h"
 
 namespace pycoll {
 

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/random.h>
 
 #include <atomic>
@@ -50,6 +51,12 @@ Token address_space_token() {
 uint32_t fork_epoch() {
   install_fork_handler();
   return g_fork_epoch.load(std::memory_order_relaxed);
+}
+
+void block_signals() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
 }
 
 }  // namespace pycoll

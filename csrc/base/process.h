@@ -18,4 +18,7 @@ Token address_space_token();
 // belongs to the parent, and its threads and locks do not exist here.
 uint32_t fork_epoch();
 
+// For the library's own threads: signals belong to the program's.
+void block_signals();
+
 }  // namespace pycoll

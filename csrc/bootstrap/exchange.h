@@ -25,6 +25,9 @@ class Exchange {
   // Raises kTimeout naming the ranks that gave nothing before the deadline.
   virtual std::vector<Blob> all_gather(const Blob& mine, Deadline deadline,
                                        const InterruptCheck& interrupt) = 0;
+
+  // What `rank` gives to the next all_gather(), without waiting; false if it has not given it yet.
+  virtual bool peek(int rank, Blob* blob) = 0;
 };
 
 // The store that a framework brings: keys are set once and then read by others.
@@ -47,6 +50,7 @@ class StoreExchange final : public Exchange {
   int world_size() const override { return world_size_; }
   std::vector<Blob> all_gather(const Blob& mine, Deadline deadline,
                                const InterruptCheck& interrupt) override;
+  bool peek(int rank, Blob* blob) override { return store_->try_get(key(turn_, rank), blob); }
 
  private:
   std::string key(int turn, int rank) const;

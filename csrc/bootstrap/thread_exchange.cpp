@@ -26,4 +26,11 @@ std::vector<Blob> ThreadExchange::all_gather(const Blob& mine, Deadline deadline
   return place.turns_[turn];
 }
 
+bool ThreadExchange::peek(int rank, Blob* blob) {
+  std::lock_guard<std::mutex> lock(rendezvous_->mutex_);
+  if (rendezvous_->turns_.size() <= turn_) return false;
+  *blob = rendezvous_->turns_[turn_][static_cast<size_t>(rank)];
+  return !blob->empty();
+}
+
 }  // namespace pycoll

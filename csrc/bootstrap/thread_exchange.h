@@ -32,6 +32,7 @@ class ThreadExchange final : public Exchange {
   int world_size() const override { return rendezvous_->world_size_; }
   std::vector<Blob> all_gather(const Blob& mine, Deadline deadline,
                                const InterruptCheck& interrupt) override;
+  bool peek(int rank, Blob* blob) override;
 
  private:
   std::shared_ptr<ThreadRendezvous> rendezvous_;

@@ -149,11 +149,13 @@ UniqueFd receive_with_fd(const UniqueFd& socket, void* data, size_t nbytes, Dead
       fd = UniqueFd(value);
     }
   }
+  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+    fail(ErrorKind::kSystem,
+         "a peer's shared memory got lost: no descriptor was free to take it; raise the limit of "
+         "open files (ulimit -n)");
+  }
   if (got != static_cast<ssize_t>(nbytes) || !fd) {
-    fail(ErrorKind::kPeerFailed, "a peer closed the connection before it passed its shared memory",
-         (message.msg_flags & MSG_CTRUNC) != 0
-             ? "; no descriptor was free here, raise the limit of open files (ulimit -n)"
-             : "");
+    fail(ErrorKind::kPeerFailed, "a peer closed the connection before it passed its shared memory");
   }
   return fd;
 }

@@ -135,7 +135,7 @@ class ChunkView {
 // | reduce         | 1                | 1 at the root            | of the tensor                    |
 // | gather         | 1                | r at the root            | of a chunk                       |
 // | scatter        | r at the root    | 1                        | of a chunk                       |
-// | all_to_all     | r, of any sizes  | r, of any sizes          | of a chunk if all are equal, else 0 |
+// | all_to_all     | r, of any sizes  | r, of any sizes          | of all; the chunks are compared instead |
 struct Request {
   Collective collective = Collective::kBarrier;
   DType dtype = DType::kUInt8;
@@ -149,8 +149,6 @@ struct Request {
   uint64_t layout_hash = 0;
   // What the caller named this call, or where it stands in the program; compared where it is not empty.
   std::string tag;
-  // all_to_all whose chunks differ in size: the ranks compare what they send and expect.
-  bool uneven = false;
   ChunkView input, output;
   // Run by whoever executes the operation, in issue order: before its first read and after its last write of the chunks.
   std::function<void()> before, after;

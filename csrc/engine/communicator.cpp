@@ -34,7 +34,7 @@ class WaiterScope {
 
 Facts facts_of(const Env& env, const std::string& algorithm, int world_size) {
   Facts facts;
-  // An uneven all_to_all shows two counts for each rank.
+  // An all_to_all shows two counts for each rank.
   facts.payload_bytes =
       std::max(env.payload_bytes, 2 * sizeof(uint64_t) * static_cast<size_t>(world_size));
   facts.staging_bytes = round_up(env.staging_bytes, 4096);
@@ -69,8 +69,18 @@ Communicator::Communicator(int rank, int world_size, CommunicatorOptions options
 std::shared_ptr<Communicator> Communicator::create(
     Exchange* exchange, const std::function<std::shared_ptr<Runtime>(const Env&)>& make_runtime,
     CommunicatorOptions options) {
-  const Env env = Env::read();
-  const Facts facts = facts_of(env, options.algorithm, exchange->world_size());
+  const bool is_alone = exchange->world_size() == 1;
+  Env env;
+  Facts facts;
+  std::shared_ptr<Runtime> runtime;
+  try {
+    env = Env::read();
+    facts = facts_of(env, options.algorithm, exchange->world_size());
+    if (!is_alone) runtime = make_runtime(env);
+  } catch (const Error& error) {
+    if (!is_alone) decline_group(exchange, error);
+    throw;
+  }
   const uint64_t first_sequence = options.first_sequence;
   const std::function<void()> on_failure = options.on_failure;
   const Deadline deadline = Deadline::after(options.timeout);
@@ -78,9 +88,9 @@ std::shared_ptr<Communicator> Communicator::create(
       new Communicator(exchange->rank(), exchange->world_size(), std::move(options)));
   self->algorithm_ = facts.algorithm;
   self->compares_call_sites_ = facts.compares_call_sites != 0;
-  if (exchange->world_size() == 1) return self;
+  if (is_alone) return self;
 
-  self->runtime_ = make_runtime(env);
+  self->runtime_ = std::move(runtime);
   self->group_ = form_group(exchange, self->runtime_->endpoint, facts, deadline, self->interrupt_);
   self->collectives_ =
       std::make_shared<CollectiveQueue>(self->group_, &self->events_, first_sequence);
@@ -191,8 +201,18 @@ std::shared_ptr<Operation> Communicator::start(Request request, std::chrono::mil
       if (operation->finished() || operation->self_contained) return operation;
     }
   }
-  runtime_->progress_engine->activate(collectives_);
+  drive_or_abort(collectives_);
   return operation;
+}
+
+// Without a thread to drive it the operation cannot go on, and the caller's tensors go away with its stack.
+void Communicator::drive_or_abort(const std::shared_ptr<Driver>& driver) {
+  try {
+    runtime_->progress_engine->activate(driver);
+  } catch (const Error& error) {
+    abort(concat("rank ", rank_, " cannot go on: ", error.what()));
+    throw;
+  }
 }
 
 void Communicator::run(Request request, std::chrono::milliseconds timeout) {
@@ -270,7 +290,7 @@ std::shared_ptr<Operation> Communicator::send(const void* data, size_t nbytes, D
   auto operation = std::make_shared<MessageOperation>(true, const_cast<void*>(data), nbytes, dtype,
                                                       dst, tag, timeout);
   messages_->submit(operation);
-  if (!push(*operation, false)) runtime_->progress_engine->activate(messages_);
+  if (!push(*operation, false)) drive_or_abort(messages_);
   return operation;
 }
 
@@ -286,8 +306,7 @@ std::shared_ptr<Operation> Communicator::receive(void* data, size_t nbytes, DTyp
   operation->after = std::move(after);
   messages_->submit(operation);
   // A short message needs nobody here until it is waited for; a long one has to be cleared before its data comes.
-  if (!push(*operation, false) && nbytes > group_->facts().eager_bytes)
-    runtime_->progress_engine->activate(messages_);
+  if (!push(*operation, false) && nbytes > group_->facts().eager_bytes) drive_or_abort(messages_);
   return operation;
 }
 
@@ -343,6 +362,10 @@ bool Communicator::push(const Operation& operation, bool check) {
 void Communicator::drive_in_background(const std::shared_ptr<Operation>& operation) {
   if (!operation->finished() && !forked())
     runtime_->progress_engine->activate(driver_of(*operation));
+}
+
+void Communicator::call_later(std::function<void()> callback) {
+  runtime_->callbacks.submit(std::move(callback));
 }
 
 // The words are those that programs written for torch's own monitored barrier look for.
@@ -447,6 +470,8 @@ void Communicator::close(std::chrono::milliseconds patience) {
 void Communicator::prepare_for_exit(Deadline deadline) {
   if (closed_.load() || group_ == nullptr || forked()) return;
   if (group_->state() == GroupState::kOpen) flush(deadline);
+  // What callbacks start is completed on their own threads.
+  runtime_->callbacks.drain(deadline);
   runtime_->progress_engine->stop();
 }
 

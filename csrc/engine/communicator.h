@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/env.h"
+#include "engine/callback_pool.h"
 #include "engine/collective_queue.h"
 #include "engine/message_queue.h"
 #include "engine/progress_engine.h"
@@ -16,6 +17,7 @@ namespace pycoll {
 struct Runtime {
   std::shared_ptr<Endpoint> endpoint;
   std::shared_ptr<ProgressEngine> progress_engine;
+  CallbackPool callbacks;
 
   static std::shared_ptr<Runtime> create(const Env& env);
 };
@@ -82,6 +84,8 @@ class Communicator {
   bool poll(const std::shared_ptr<Operation>& operation) { return push(*operation, true); }
   // Has the progress engine drive it: somebody counts on its end without waiting.
   void drive_in_background(const std::shared_ptr<Operation>& operation);
+  // Runs `callback` on a thread on which it may start operations of any group and wait for them.
+  void call_later(std::function<void()> callback);
 
   // Ends all operations with an error and makes the group unusable here and, as they find out, on all ranks.
   void abort(const std::string& reason);
@@ -102,6 +106,7 @@ class Communicator {
   bool wait_driving(const Operation& operation, const std::shared_ptr<Driver>& driver,
                     Deadline patience);
   bool push(const Operation& operation, bool check);
+  void drive_or_abort(const std::shared_ptr<Driver>& driver);
   std::shared_ptr<CollectiveOperation> submit(Request request, std::chrono::milliseconds timeout);
   void check_peer(const char* argument, int peer) const;
   void flush(Deadline deadline);

@@ -1,6 +1,7 @@
 #include "engine/fingerprint.h"
 
 #include <bit>
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <vector>
@@ -64,7 +65,9 @@ std::string describe(const HandshakeLine& line, const char* tag) {
   if (call.collective == Collective::kBarrier) {
     text += "()";
   } else {
-    text += concat("(", line.fingerprint[1], " x ", name(call.dtype));
+    text += "(";
+    if (call.collective != Collective::kAllToAll) text += concat(line.fingerprint[1], " x ");
+    text += name(call.dtype);
     if (reduces(call.collective)) text += concat(", ", name(call.op));
     if (has_root(call.collective)) text += concat(", root ", call.root);
     if (call.wire) {
@@ -103,7 +106,8 @@ void write_fingerprint(const Group& group, uint64_t sequence, const Request& req
   line->fingerprint[0] =
       pack(Call{Status::kAccepted, request.collective, has_op ? request.op : ReduceOp::kSum,
                 request.dtype, has_root(request.collective) ? request.root : 0, request.wire});
-  line->fingerprint[1] = request.numel;
+  // The ranks of an all_to_all may send different numbers of elements, which it compares by itself.
+  line->fingerprint[1] = request.collective == Collective::kAllToAll ? 0 : request.numel;
   line->fingerprint[2] = request.layout_hash ^ hash_of(request.tag);
   line->detail = std::bit_cast<uint64_t>(request.factor);
   char* tag = group.tag(group.rank(), sequence);

@@ -5,6 +5,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/events.h"
@@ -27,31 +28,32 @@ class Operation {
   std::chrono::milliseconds timeout() const { return timeout_; }
   Deadline deadline() const { return deadline_; }
 
-  // Ended, well or not, and its callback has run.
+  // Ended, well or not, and its callbacks have run.
   bool finished() const { return finished_.load(std::memory_order_acquire); }
   // Of an ended operation: what went wrong, or null.
   std::exception_ptr error() const { return error_; }
 
-  // `callback` runs once, on the thread that ends the operation. False, and it never runs, if the end has begun already.
-  bool set_callback(std::function<void()> callback) {
+  // `callback` runs once, on the thread that ends the operation, under its locks. False, and it never runs, if the end has
+  // begun already.
+  bool add_callback(std::function<void()> callback) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (ending_) return false;
-    callback_ = std::move(callback);
+    callbacks_.push_back(std::move(callback));
     return true;
   }
 
   // By the thread that drives it, once.
   void finish(std::exception_ptr error) {
-    std::function<void()> callback;
+    std::vector<std::function<void()>> callbacks;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       error_ = std::move(error);
       ending_ = true;
-      callback.swap(callback_);
+      callbacks.swap(callbacks_);
     }
     event.ended_ns = now_ns();
     event.failed = error_ != nullptr;
-    if (callback) callback();
+    for (const auto& callback : callbacks) callback();
     // A post: who ends an operation rings sleepers next, and must not miss one that looked just before.
     finished_.store(true, std::memory_order_seq_cst);
   }
@@ -61,7 +63,7 @@ class Operation {
   const Deadline deadline_;
   std::mutex mutex_;
   bool ending_ = false;
-  std::function<void()> callback_;
+  std::vector<std::function<void()>> callbacks_;
   std::exception_ptr error_;
   std::atomic<bool> finished_{false};
 };

@@ -1,31 +1,32 @@
 #include "engine/progress_engine.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
+#include <system_error>
 
+#include "base/error.h"
+#include "base/process.h"
 #include "sync/waiter.h"
 
 namespace pycoll {
-namespace {
-
-// Signals belong to the program's own threads.
-void block_signals() {
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
-}
-
-}  // namespace
-
 void ProgressEngine::activate(const std::shared_ptr<Driver>& driver) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (std::find(active_.begin(), active_.end(), driver) == active_.end()) active_.push_back(driver);
-  if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { loop(); });
+  if (!thread_.joinable() && !stopping_) start_thread();
   news_.store(true, std::memory_order_seq_cst);
   changed_.notify_all();
   endpoint_->bell()->ring_sleepers();
+}
+
+void ProgressEngine::start_thread() {
+  try {
+    thread_ = std::thread([this] { loop(); });
+  } catch (const std::system_error& error) {
+    active_.clear();
+    fail(ErrorKind::kSystem, "cannot start the thread that drives operations: ", error.what(),
+         "; raise the limit of processes and threads (ulimit -u, or the container's)");
+  }
 }
 
 void ProgressEngine::remove(const Driver* driver) {

@@ -17,7 +17,7 @@ class ProgressEngine {
   explicit ProgressEngine(std::shared_ptr<Endpoint> endpoint) : endpoint_(std::move(endpoint)) {}
   ~ProgressEngine() { stop(); }
 
-  // `driver` has operations that somebody has to drive.
+  // `driver` has operations that somebody has to drive. Raises kSystem if the thread cannot be started.
   void activate(const std::shared_ptr<Driver>& driver);
   // Does not drive `driver` any more when this returns. Not from within the engine's own thread.
   void remove(const Driver* driver);
@@ -25,6 +25,7 @@ class ProgressEngine {
   void stop();
 
  private:
+  void start_thread();
   void loop();
 
   const std::shared_ptr<Endpoint> endpoint_;

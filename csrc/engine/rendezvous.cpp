@@ -8,11 +8,12 @@ namespace pycoll {
 namespace {
 
 // Changes whenever the meaning of shared memory or of these blobs does.
-constexpr uint32_t kProtocol = 1;
+constexpr uint32_t kProtocol = 2;
 
 struct Introduction {
   uint32_t protocol;
-  Token secret;  // rank 0's counts
+  std::string problem;  // not empty: the rank cannot take part, and gives nothing else
+  Token secret;         // rank 0's counts
   Facts facts;
 };
 
@@ -27,6 +28,9 @@ void write_facts(BlobWriter* blob, const Facts& facts) {
 Introduction read_introduction(BlobReader* blob) {
   Introduction introduction;
   introduction.protocol = blob->get<uint32_t>();
+  if (introduction.protocol != kProtocol) return introduction;
+  introduction.problem = blob->get_text();
+  if (!introduction.problem.empty()) return introduction;
   introduction.secret = blob->get<Token>();
   introduction.facts.payload_bytes = blob->get<uint64_t>();
   introduction.facts.staging_bytes = blob->get<uint64_t>();
@@ -43,12 +47,33 @@ void compare(const char* what, const T& of_zero, const T& of_rank, int rank, con
        of_zero, " on rank 0 and ", of_rank, " on rank ", rank, "; ", remedy);
 }
 
+// Without the prefix that every error has.
+std::string plain_text(const Error& error) {
+  const std::string text = error.what();
+  return text.rfind("pycoll: ", 0) == 0 ? text.substr(8) : text;
+}
+
+// All ranks raise if one of them has a problem.
+void raise_problems(const std::vector<std::string>& problems, ErrorKind kind) {
+  std::string text;
+  for (size_t r = 0; r < problems.size(); ++r) {
+    if (!problems[r].empty()) text += concat(" rank ", r, ": ", problems[r], ";");
+  }
+  if (text.empty()) return;
+  fail(kind, "the group could not be made:", text);
+}
+
 void compare_introductions(const std::vector<Introduction>& all) {
   static constexpr char kSetSame[] = "set the same value on all ranks";
   for (size_t r = 1; r < all.size(); ++r) {
-    const int rank = static_cast<int>(r);
-    compare("the protocol version", all[0].protocol, all[r].protocol, rank,
+    compare("the protocol version", all[0].protocol, all[r].protocol, static_cast<int>(r),
             "run the same pycoll on all ranks");
+  }
+  std::vector<std::string> problems;
+  for (const Introduction& introduction : all) problems.push_back(introduction.problem);
+  raise_problems(problems, ErrorKind::kPeerFailed);
+  for (size_t r = 1; r < all.size(); ++r) {
+    const int rank = static_cast<int>(r);
     const Facts& a = all[0].facts;
     const Facts& b = all[r].facts;
     compare("the algorithm (Options(algorithm=...) or PYCOLL_ALGORITHM)", a.algorithm, b.algorithm,
@@ -67,12 +92,30 @@ uint64_t nonce_of(const Token& secret) {
   return nonce | 1;  // never zero, which is what fresh memory holds
 }
 
+// How the preparation of a rank went.
+struct Status {
+  uint64_t page_offset;
+  std::string problem;
+};
+
+Status read_status(const Blob& blob, int rank) {
+  BlobReader reader(blob, rank);
+  Status status;
+  status.page_offset = reader.get<uint64_t>();
+  status.problem = reader.get_text();
+  return status;
+}
+
+// Thrown while this rank waits for another that has given up.
+struct PeerGaveUp {};
+
 // The page of this rank, and the peers, or what went wrong.
 struct Preparation {
   Region page;
   std::vector<std::shared_ptr<Peer>> peers;
   std::string problem;
-  ErrorKind problem_kind = ErrorKind::kSystem;
+  ErrorKind problem_kind =
+      ErrorKind::kPeerFailed;  // without one of its own, a peer's is what is raised
 };
 
 Preparation prepare(Exchange* exchange, Endpoint* endpoint, const Facts& facts, const Token& secret,
@@ -84,9 +127,18 @@ Preparation prepare(Exchange* exchange, Endpoint* endpoint, const Facts& facts, 
     result.page = endpoint->allocate_page(page_bytes);
     auto* page = reinterpret_cast<GroupPage*>(endpoint->arena().address(result.page));
     page->initialise(nonce_of(secret), page_bytes);
-    result.peers = endpoint->connect(greetings, exchange->rank(), secret, deadline, interrupt);
+    const auto give_up = [&] {
+      if (interrupt) interrupt();
+      Blob blob;
+      for (int r = 0; r < exchange->world_size(); ++r) {
+        if (exchange->peek(r, &blob) && !read_status(blob, r).problem.empty()) throw PeerGaveUp();
+      }
+    };
+    result.peers = endpoint->connect(greetings, exchange->rank(), secret, deadline, give_up);
+  } catch (const PeerGaveUp&) {
+    // The other rank says why.
   } catch (const Error& error) {
-    result.problem = error.what();
+    result.problem = plain_text(error);
     result.problem_kind = error.kind();
   }
   return result;
@@ -122,7 +174,7 @@ std::shared_ptr<Group> form_group(Exchange* exchange, const std::shared_ptr<Endp
                                   const InterruptCheck& interrupt) {
   const int rank = exchange->rank();
   BlobWriter introduction;
-  introduction.put(kProtocol).put(random_token());
+  introduction.put(kProtocol).put_text("").put(random_token());
   write_facts(&introduction, facts);
   endpoint->write_greeting(&introduction);
   const std::vector<Blob> blobs = exchange->all_gather(introduction.take(), deadline, interrupt);
@@ -141,18 +193,14 @@ std::shared_ptr<Group> form_group(Exchange* exchange, const std::shared_ptr<Endp
   status.put(static_cast<uint64_t>(mine.page.offset)).put_text(mine.problem);
   try {
     std::vector<uint64_t> page_offsets;
-    std::string problems;
+    std::vector<std::string> problems;
     const std::vector<Blob> statuses = exchange->all_gather(status.take(), deadline, interrupt);
     for (size_t r = 0; r < statuses.size(); ++r) {
-      BlobReader reader(statuses[r], static_cast<int>(r));
-      page_offsets.push_back(reader.get<uint64_t>());
-      const std::string problem = reader.get_text();
-      if (!problem.empty()) problems += concat(" rank ", r, ": ", problem, ";");
+      const Status of_rank = read_status(statuses[r], static_cast<int>(r));
+      page_offsets.push_back(of_rank.page_offset);
+      problems.push_back(of_rank.problem);
     }
-    if (!problems.empty()) {
-      fail(mine.problem.empty() ? ErrorKind::kPeerFailed : mine.problem_kind,
-           "the group could not be made:", problems);
-    }
+    raise_problems(problems, mine.problem_kind);
     const size_t page_bytes = GroupPage::page_bytes(facts.payload_bytes, exchange->world_size());
     std::vector<Member> members =
         make_members(mine, endpoint.get(), rank, page_offsets, page_bytes);
@@ -161,6 +209,16 @@ std::shared_ptr<Group> form_group(Exchange* exchange, const std::shared_ptr<Endp
   } catch (...) {
     endpoint->retire_page(mine.page, [] { return true; });
     throw;
+  }
+}
+
+void decline_group(Exchange* exchange, const Error& problem) {
+  BlobWriter introduction;
+  introduction.put(kProtocol).put_text(plain_text(problem));
+  try {
+    exchange->all_gather(introduction.take(), Deadline::after(std::chrono::milliseconds(0)), {});
+  } catch (const std::exception&) {
+    // Others have not come yet, or the store is gone. What is raised is the problem itself.
   }
 }
 

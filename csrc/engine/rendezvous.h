@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "base/error.h"
 #include "collectives/group.h"
 
 namespace pycoll {
@@ -12,5 +13,9 @@ namespace pycoll {
 std::shared_ptr<Group> form_group(Exchange* exchange, const std::shared_ptr<Endpoint>& endpoint,
                                   const Facts& facts, Deadline deadline,
                                   const InterruptCheck& interrupt);
+
+// In place of it, by a rank that cannot take part: tells the others why, so that they raise instead of waiting, and
+// does not wait for them.
+void decline_group(Exchange* exchange, const Error& problem);
 
 }  // namespace pycoll

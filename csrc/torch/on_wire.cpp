@@ -33,11 +33,11 @@ Request make_request(const WireCall& call, TensorSet* set, std::vector<at::Tenso
   if (call.collective == name(Collective::kAllGather)) {
     return call.lists
                ? all_gather_request(set, outputs, only(inputs, "the input"), rank, world_size)
-               : all_gather_base_request(set, outputs, inputs, world_size);
+               : all_gather_base_request(set, outputs, inputs, rank, world_size);
   }
   return call.lists ? reduce_scatter_request(set, only(outputs, "the output"), inputs, call.op,
                                              rank, world_size)
-                    : reduce_scatter_base_request(set, outputs, inputs, call.op, world_size);
+                    : reduce_scatter_base_request(set, outputs, inputs, call.op, rank, world_size);
 }
 
 }  // namespace

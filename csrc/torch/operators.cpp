@@ -145,9 +145,9 @@ void check_outputs_disjoint(const Entries& entries, const Tensors& tensors) {
   if (overlap) check_disjoint(tensors, "tensors");
 }
 
-void write_back(const Entries& entries, const Tensors& tensors) {
+void write_back(const Entries& entries) {
   entries.set.copy_back();
-  for (const at::Tensor& tensor : tensors) bump_version(tensor);
+  entries.set.bump_versions();
 }
 
 // ---- flatten and unflatten
@@ -178,11 +178,13 @@ void flatten_into(const at::Tensor& bucket, const Tensors& tensors, at::IntArray
                   double scale, bool accumulate) {
   translated([&] {
     check_flat(bucket, "bucket", Role::kInOut);
+    TensorSet target;
+    target.add(bucket, Role::kInOut);
     const Entries entries = make_entries(tensors, begins, bucket.numel(), Role::kInput);
     check_entries(entries, dtype_of(bucket.scalar_type(), "bucket"), "bucket", scale, accumulate);
     check_overlap(entries, bucket, "bucket", scale == 1.0 && !accumulate);
     run_flatten(entries, bucket, scale, accumulate);
-    bump_version(bucket);
+    target.bump_versions();
   });
 }
 
@@ -232,7 +234,7 @@ void unflatten_into(const at::Tensor& bucket, const Tensors& tensors, at::IntArr
     check_overlap(entries, bucket, "bucket", scale == 1.0 && !accumulate);
     check_outputs_disjoint(entries, tensors);
     run_unflatten(bucket, entries, scale, accumulate);
-    write_back(entries, tensors);
+    write_back(entries);
   });
 }
 
@@ -312,7 +314,7 @@ void unflatten_quantised_into(const at::Tensor& codes, const at::Tensor& scales,
     args.scales = const_cast<float*>(dense_scales.const_data_ptr<float>());
     if (accumulate) entries.set.fill_stand_ins();
     cpu::unflatten_quantised(args);
-    write_back(entries, tensors);
+    write_back(entries);
   });
 }
 

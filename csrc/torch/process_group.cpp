@@ -147,6 +147,25 @@ std::chrono::milliseconds ProcessGroupPycoll::effective(std::chrono::millisecond
   return timeout.count() < 0 ? communicator_->timeout() : timeout;
 }
 
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launched(c10::intrusive_ptr<PycollWork> work) {
+  work->started();
+  if (!work->finished()) in_flight_->add(work);
+  if (coalesced_.has_value()) coalesced_->push_back(work);
+  return work;
+}
+
+void ProcessGroupPycoll::startCoalescing() { coalesced_.emplace(); }
+
+ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::endCoalescing() {
+  auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, c10d::OpType::COALESCED,
+                                              nullptr, Tensors{}, Tensors{});
+  if (coalesced_.has_value()) {
+    for (const auto& part : *coalesced_) work->include(*part);
+  }
+  coalesced_.reset();
+  return work;
+}
+
 template <class Build>
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launch(const Call& call, Tensors outputs,
                                                        const Build& build) {
@@ -164,7 +183,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launch(const Call& call, Tensors
       requests.front().before = [w = work.get()] { w->tensors().fill_stand_ins(); };
       requests.back().after = [w = work.get()] { w->tensors().copy_back(); };
     }
-    for (const at::Tensor& output : outputs) bump_version(output);
+    work->tensors().bump_versions();
     const std::string tag = interpreter_.tag(communicator_->compares_call_sites());
     const std::chrono::milliseconds timeout = effective(call.timeout);
     for (Request& request : requests) {
@@ -176,9 +195,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launch(const Call& call, Tensors
       }
     }
   });
-  work->started();
-  if (!work->finished()) in_flight_->add(work);
-  return work;
+  return launched(std::move(work));
 }
 
 // How much the ranks have to exchange shows on the way, so this one blocks, and returns a work that is complete.
@@ -197,8 +214,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::all_reduce_sparse_now(
       throw;
     }
   });
-  work->started();
-  return work;
+  return launched(std::move(work));
 }
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allreduce(Tensors& tensors,
@@ -250,12 +266,12 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather(std::vector<Tensors>& 
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
-  return launch(
-      {c10d::OpType::_ALLGATHER_BASE, Collective::kAllGather, opts.timeout, opts.asyncOp,
-       profiled([&] { return Tensors{input}; })},
-      {output}, [&](TensorSet* set) {
-        return std::vector<Request>{all_gather_base_request(set, {output}, {input}, getSize())};
-      });
+  return launch({c10d::OpType::_ALLGATHER_BASE, Collective::kAllGather, opts.timeout, opts.asyncOp,
+                 profiled([&] { return Tensors{input}; })},
+                {output}, [&](TensorSet* set) {
+                  return std::vector<Request>{
+                      all_gather_base_request(set, {output}, {input}, getRank(), getSize())};
+                });
 }
 
 // c10d passes one list a rank, each with one tensor for every input.
@@ -290,7 +306,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather_into_tensor_coalesced(
                                    " input tensors; pass equally many");
                   return for_runs(inputs, [&](Range run) {
                     return all_gather_base_request(set, slice(outputs, run), slice(inputs, run),
-                                                   getSize());
+                                                   getRank(), getSize());
                   });
                 });
 }
@@ -312,7 +328,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::_reduce_scatter_base(
                  opts.asyncOp, profiled([&] { return Tensors{input}; })},
                 {output}, [&](TensorSet* set) {
                   return std::vector<Request>{reduce_scatter_base_request(
-                      set, {output}, {input}, opts.reduceOp, getSize())};
+                      set, {output}, {input}, opts.reduceOp, getRank(), getSize())};
                 });
 }
 
@@ -326,7 +342,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce_scatter_tensor_coalesced(
                                    " input tensors; pass equally many");
                   return for_runs(outputs, [&](Range run) {
                     return reduce_scatter_base_request(set, slice(outputs, run), slice(inputs, run),
-                                                       opts.reduceOp, getSize());
+                                                       opts.reduceOp, getRank(), getSize());
                   });
                 });
 }
@@ -414,9 +430,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::send(Tensors& tensors, int dst, 
     work->add(communicator_->send(data, elements.numel * itemsize(elements.dtype), elements.dtype,
                                   dst, tag, communicator_->timeout()));
   });
-  work->started();
-  if (!work->finished()) in_flight_->add(work);
-  return work;
+  return launched(std::move(work));
 }
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::receive(Tensors& tensors, int src, int tag,
@@ -430,14 +444,12 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::receive(Tensors& tensors, int sr
     void* data = work->tensors().add(tensor, Role::kOutput);
     std::function<void()> after;
     if (work->tensors().needs_copies()) after = [w = work.get()] { w->tensors().copy_back(); };
-    bump_version(tensor);
+    work->tensors().bump_versions();
     work->add(communicator_->receive(data, elements.numel * itemsize(elements.dtype),
                                      elements.dtype, src, tag, communicator_->timeout(),
                                      std::move(after)));
   });
-  work->started();
-  if (!work->finished()) in_flight_->add(work);
-  return work;
+  return launched(std::move(work));
 }
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::recv(Tensors& tensors, int src, int tag) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -107,6 +108,9 @@ class ProcessGroupPycoll final : public c10d::Backend {
   WorkPtr send(Tensors& tensors, int dst, int tag) override;
   WorkPtr recv(Tensors& tensors, int src, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  // One work for all that is called in between. Calls are not held back: each is as fast by itself.
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
 
  private:
   // One call of a collective, from its arguments to its work.
@@ -117,20 +121,33 @@ class ProcessGroupPycoll final : public c10d::Backend {
     bool async;
     Tensors inputs;  // for a profiler's eyes; empty without one
   };
+  // The last group made by split() or merge(): torch asks once for each device type, with the same store.
+  struct Offspring {
+    c10::intrusive_ptr<c10d::Store> store;
+    std::vector<int> ranks;
+    c10::weak_intrusive_ptr<Backend> backend{c10::intrusive_ptr<Backend>()};
+  };
   c10::intrusive_ptr<Backend> subgroup(const c10::intrusive_ptr<c10d::Store>& store,
                                        const std::vector<int>& ranks,
                                        const c10::intrusive_ptr<Options>& given) const;
   using BuildRequests = std::function<std::vector<Request>(TensorSet*)>;
+  template <class Make>
+  c10::intrusive_ptr<Backend> once_for_all_devices(const c10::intrusive_ptr<c10d::Store>& store,
+                                                   const std::vector<int>& ranks, const Make& make);
   template <class Build>
   WorkPtr launch(const Call& call, Tensors outputs, const Build& build);
   WorkPtr all_reduce_sparse_now(Tensors& tensors, const c10d::AllreduceOptions& opts);
   WorkPtr receive(Tensors& tensors, int src, int tag, c10d::OpType type);
+  // The last step of every call.
+  WorkPtr launched(c10::intrusive_ptr<PycollWork> work);
   std::chrono::milliseconds effective(std::chrono::milliseconds timeout) const;
 
   c10::intrusive_ptr<PycollOptions> options_;
   const Interpreter interpreter_;
   const c10::intrusive_ptr<c10d::Store> store_;
   int shrinks_ = 0;
+  Offspring offspring_;
+  std::optional<std::vector<c10::intrusive_ptr<PycollWork>>> coalesced_;
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();
 };

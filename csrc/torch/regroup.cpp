@@ -50,18 +50,32 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupPycoll::subgroup(
                                                  interpreter_);
 }
 
+// One group serves all device types. Making another from the same keys of the store would meet what the first has left there.
+template <class Make>
+c10::intrusive_ptr<c10d::Backend> ProcessGroupPycoll::once_for_all_devices(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks, const Make& make) {
+  if (offspring_.store == store && offspring_.ranks == ranks) {
+    if (auto backend = offspring_.backend.lock()) return backend;
+  }
+  auto backend = make();
+  offspring_ = {store, ranks, c10::weak_intrusive_ptr<Backend>(backend)};
+  return backend;
+}
+
 c10::intrusive_ptr<c10d::Backend> ProcessGroupPycoll::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<Options>& opts) {
-  return subgroup(store, ranks, opts);
+  return once_for_all_devices(store, ranks, [&] { return subgroup(store, ranks, opts); });
 }
 
 // `store` is one that all ranks of the merged group reach; who they are, torch has settled.
 c10::intrusive_ptr<c10d::Backend> ProcessGroupPycoll::merge(
     const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<Options>& opts,
     const int& rank, const int& size) {
-  return c10::make_intrusive<ProcessGroupPycoll>(store, rank, size, inherit(*options_, opts),
-                                                 interpreter_);
+  return once_for_all_devices(store, {rank, size}, [&]() -> c10::intrusive_ptr<Backend> {
+    return c10::make_intrusive<ProcessGroupPycoll>(store, rank, size, inherit(*options_, opts),
+                                                   interpreter_);
+  });
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupPycoll::shrink(

@@ -8,6 +8,8 @@
 namespace pycoll::torch_adapter {
 namespace {
 
+constexpr uint64_t kHashBasis = 0xcbf29ce484222325;
+
 // Mixes a number into a hash (FNV-1a over its bytes).
 uint64_t mix(uint64_t hash, uint64_t number) {
   for (int i = 0; i < 8; ++i) {
@@ -18,7 +20,7 @@ uint64_t mix(uint64_t hash, uint64_t number) {
 
 uint64_t layout_hash(const Tensors& tensors) {
   if (tensors.size() == 1) return 0;
-  uint64_t hash = 0xcbf29ce484222325;
+  uint64_t hash = kHashBasis;
   for (const at::Tensor& tensor : tensors) hash = mix(hash, static_cast<uint64_t>(tensor.numel()));
   return hash | 1;
 }
@@ -86,9 +88,6 @@ bool all_of_one_size(const Tensors& tensors) {
                      [&](const at::Tensor& t) { return t.numel() == tensors[0].numel(); });
 }
 
-// Marks the fingerprint of an all_to_all whose counts are compared apart.
-constexpr uint64_t kUnevenAllToAll = 1;
-
 // Elements of each rank's chunk of a tensor that is split along its first dimension.
 std::vector<size_t> chunk_sizes(const at::Tensor& tensor, const std::vector<int64_t>& splits,
                                 const char* which, int world_size) {
@@ -136,6 +135,10 @@ Request make_request(Collective collective, const at::Tensor& example) {
   Request request;
   request.collective = collective;
   request.dtype = elements_of(example).dtype;
+  // What travels as bytes is still not the same as bytes.
+  if (travels_as_bytes(example)) {
+    request.layout_hash = mix(kHashBasis, static_cast<uint64_t>(example.scalar_type())) | 1;
+  }
   return request;
 }
 
@@ -145,7 +148,7 @@ void set_chunk_sizes(Request* request, const Tensors& chunks) {
     request->numel = elements_of(chunks[0]).numel;
   } else {
     request->numel = total_numel(chunks);
-    request->layout_hash = layout_hash(chunks);
+    request->layout_hash ^= layout_hash(chunks);
   }
 }
 
@@ -222,7 +225,7 @@ Request all_reduce_coalesced_request(TensorSet* set, const Tensors& tensors,
   Request request = make_request(Collective::kAllReduce, tensors[0]);
   set_reduce_op(&request, op);
   request.numel = total_numel(tensors);
-  request.layout_hash = layout_hash(tensors);
+  request.layout_hash ^= layout_hash(tensors);
   add_whole(&request.input, set, tensors, Role::kInOut);
   request.output = request.input;
   return request;
@@ -250,6 +253,7 @@ Request all_gather_request(TensorSet* set, const Tensors& outputs, const at::Ten
   check_equal_numel(outputs[me], concat("tensor_list[", rank, "], this rank's own,"), input,
                     "the input tensor");
   check_disjoint(outputs, "tensor_list");
+  check_places(outputs, {input}, outputs[me], input);
   Request request = make_request(Collective::kAllGather, input);
   set_chunk_sizes(&request, outputs);
   add_whole(&request.input, set, {input}, Role::kInput);
@@ -258,7 +262,7 @@ Request all_gather_request(TensorSet* set, const Tensors& outputs, const at::Ten
 }
 
 Request all_gather_base_request(TensorSet* set, const Tensors& outputs, const Tensors& inputs,
-                                int world_size) {
+                                int rank, int world_size) {
   check_nonempty(inputs, "the list of input tensors");
   PYCOLL_CHECK_ARG(outputs.size() == inputs.size(), "there are ", outputs.size(),
                    " output tensors and ", inputs.size(), " input tensors; pass equally many");
@@ -267,11 +271,15 @@ Request all_gather_base_request(TensorSet* set, const Tensors& outputs, const Te
     check_tensor(outputs[i], "the output tensor", Role::kOutput);
     check_same_dtype(inputs[i], "the input tensor", inputs[0], "the first input tensor");
     check_multiple(outputs[i], "the output tensor", inputs[i], "the input tensor", world_size);
+    const auto offset = static_cast<ptrdiff_t>(inputs[i].nbytes()) * rank;
+    for (const at::Tensor& output : outputs) {
+      check_place(output, inputs[i], output.is_same(outputs[i]) ? offset : kNowhere);
+    }
   }
   check_disjoint(outputs, "output_tensors");
   Request request = make_request(Collective::kAllGather, inputs[0]);
   request.numel = total_numel(inputs);
-  request.layout_hash = layout_hash(inputs);
+  request.layout_hash ^= layout_hash(inputs);
   add_whole(&request.input, set, inputs, Role::kInput);
   add_chunks(&request.output, set, outputs, Role::kOutput, world_size);
   return request;
@@ -289,6 +297,7 @@ Request reduce_scatter_request(TensorSet* set, at::Tensor& output, const Tensors
   const size_t me = static_cast<size_t>(rank);
   check_equal_numel(inputs[me], concat("input_list[", rank, "], this rank's own,"), output,
                     "the output tensor");
+  check_places({output}, inputs, output, inputs[me]);
   Request request = make_request(Collective::kReduceScatter, output);
   set_reduce_op(&request, op);
   set_chunk_sizes(&request, inputs);
@@ -298,7 +307,7 @@ Request reduce_scatter_request(TensorSet* set, at::Tensor& output, const Tensors
 }
 
 Request reduce_scatter_base_request(TensorSet* set, const Tensors& outputs, const Tensors& inputs,
-                                    const c10d::ReduceOp& op, int world_size) {
+                                    const c10d::ReduceOp& op, int rank, int world_size) {
   check_nonempty(outputs, "the list of output tensors");
   PYCOLL_CHECK_ARG(outputs.size() == inputs.size(), "there are ", outputs.size(),
                    " output tensors and ", inputs.size(), " input tensors; pass equally many");
@@ -308,12 +317,16 @@ Request reduce_scatter_base_request(TensorSet* set, const Tensors& outputs, cons
     check_reducible(outputs[i], "the output tensor");
     check_same_dtype(outputs[i], "the output tensor", outputs[0], "the first output tensor");
     check_multiple(inputs[i], "the input tensor", outputs[i], "the output tensor", world_size);
+    const auto offset = static_cast<ptrdiff_t>(outputs[i].nbytes()) * rank;
+    for (const at::Tensor& input : inputs) {
+      check_place(outputs[i], input, input.is_same(inputs[i]) ? -offset : kNowhere);
+    }
   }
   check_disjoint(outputs, "output_tensors");
   Request request = make_request(Collective::kReduceScatter, outputs[0]);
   set_reduce_op(&request, op);
   request.numel = total_numel(outputs);
-  request.layout_hash = layout_hash(outputs);
+  request.layout_hash ^= layout_hash(outputs);
   add_chunks(&request.input, set, inputs, Role::kInput, world_size);
   add_whole(&request.output, set, outputs, Role::kOutput);
   return request;
@@ -351,6 +364,7 @@ Request gather_request(TensorSet* set, const Tensors& outputs, const at::Tensor&
     check_equal_numel(outputs[r], concat("gather_list[", r, "]"), input, "the input tensor");
   }
   check_disjoint(outputs, "gather_list");
+  check_places(outputs, {input}, outputs[static_cast<size_t>(root)], input);
   add_list(&request.output, set, outputs, Role::kOutput);
   return request;
 }
@@ -367,6 +381,7 @@ Request scatter_request(TensorSet* set, at::Tensor& output, const Tensors& input
       check_tensor(inputs[r], "a tensor of scatter_list", Role::kInput);
       check_equal_numel(inputs[r], concat("scatter_list[", r, "]"), output, "the output tensor");
     }
+    check_places({output}, inputs, output, inputs[static_cast<size_t>(root)]);
     add_list(&request.input, set, inputs, Role::kInput);
   } else {
     PYCOLL_CHECK_ARG(inputs.empty(), "scatter_list has ", inputs.size(),
@@ -391,9 +406,7 @@ Request all_to_all_request(TensorSet* set, const Tensors& outputs, const Tensors
   check_disjoint(outputs, "output_tensor_list");
   check_apart(outputs, inputs);
   Request request = make_request(Collective::kAllToAll, inputs[0]);
-  // A rank cannot know whether the others' chunks have one size too, so lists always show their counts.
-  request.uneven = true;
-  request.layout_hash = kUnevenAllToAll;
+  request.numel = total_numel(inputs);
   add_list(&request.input, set, inputs, Role::kInput);
   add_list(&request.output, set, outputs, Role::kOutput);
   return request;
@@ -409,13 +422,7 @@ Request all_to_all_single_request(TensorSet* set, at::Tensor& output, at::Tensor
   Request request = make_request(Collective::kAllToAll, input);
   const std::vector<size_t> in = chunk_sizes(input, input_splits, "input", world_size);
   const std::vector<size_t> out = chunk_sizes(output, output_splits, "output", world_size);
-  request.uneven = !input_splits.empty() || !output_splits.empty();
-  if (request.uneven) {
-    request.layout_hash = kUnevenAllToAll;
-  } else {
-    check_equal_numel(output, "the output tensor", input, "the input tensor");
-    request.numel = in[0];
-  }
+  request.numel = elements_of(input).numel;
   add_split(&request.input, set, input, in, Role::kInput);
   add_split(&request.output, set, output, out, Role::kOutput);
   return request;

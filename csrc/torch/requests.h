@@ -30,12 +30,12 @@ Request all_gather_request(TensorSet* set, const Tensors& outputs, const at::Ten
                            int rank, int world_size);
 // outputs[i] holds world_size times inputs[i]; one operation.
 Request all_gather_base_request(TensorSet* set, const Tensors& outputs, const Tensors& inputs,
-                                int world_size);
+                                int rank, int world_size);
 // inputs: one tensor a rank, of the sizes that the ranks' outputs have.
 Request reduce_scatter_request(TensorSet* set, at::Tensor& output, const Tensors& inputs,
                                const c10d::ReduceOp& op, int rank, int world_size);
 Request reduce_scatter_base_request(TensorSet* set, const Tensors& outputs, const Tensors& inputs,
-                                    const c10d::ReduceOp& op, int world_size);
+                                    const c10d::ReduceOp& op, int rank, int world_size);
 
 Request reduce_request(TensorSet* set, at::Tensor& tensor, const c10d::ReduceOp& op, int root,
                        bool is_root);

@@ -74,7 +74,10 @@ void all_reduce_sparse(Communicator* communicator, at::Tensor& tensor, const c10
   PYCOLL_CHECK_ARG(tensor.dim() <= kMostDims, "tensor has ", tensor.dim(),
                    " dimensions; the most for sparse ones is ", kMostDims);
   const at::AutoDispatchBelowADInplaceOrView guard;
-  const at::Tensor mine = tensor.coalesce();
+  // Entries travel and are added in the type that sums are made in, and are rounded once.
+  const at::ScalarType dtype = tensor.scalar_type();
+  const bool is_narrow = dtype == at::kHalf || dtype == at::kBFloat16;
+  const at::Tensor mine = (is_narrow ? tensor.to(at::kFloat) : tensor).coalesce();
   const size_t n = static_cast<size_t>(communicator->world_size());
   std::vector<at::Tensor> rows;
   for (size_t r = 0; r < n; ++r) rows.push_back(at::empty({3 + kMostDims}, at::kLong));

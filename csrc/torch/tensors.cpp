@@ -134,8 +134,37 @@ void check_apart(const std::vector<at::Tensor>& outputs, const std::vector<at::T
   }
 }
 
+void check_place(const at::Tensor& output, const at::Tensor& input, ptrdiff_t place) {
+  if (output.numel() == 0 || input.numel() == 0) return;
+  if (!output.is_contiguous() || !input.is_contiguous()) return;
+  const auto* out = static_cast<const char*>(output.const_data_ptr());
+  const auto* in = static_cast<const char*>(input.const_data_ptr());
+  if (in + input.nbytes() <= out || out + output.nbytes() <= in) return;
+  PYCOLL_CHECK_ARG(place != kNowhere && in - out == place, "an input of ", input.nbytes(),
+                   " bytes begins ", in - out, " bytes behind an output of ", output.nbytes(),
+                   " bytes and shares memory with it; in place means that a rank's own part of the "
+                   "one is the other; give the output memory of its own");
+}
+
+void check_places(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+                  const at::Tensor& own_output, const at::Tensor& own_input) {
+  for (const at::Tensor& output : outputs) {
+    for (const at::Tensor& input : inputs) {
+      check_place(output, input,
+                  output.is_same(own_output) && input.is_same(own_input) ? 0 : kNowhere);
+    }
+  }
+}
+
+void TensorSet::bump_versions() const {
+  for (const at::Tensor& tensor : written_) {
+    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
 void* TensorSet::add(const at::Tensor& tensor, Role role) {
   held_.push_back(tensor);
+  if (role != Role::kInput) written_.push_back(tensor);
   if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
     // const_data_ptr() does not copy a lazily cloned storage; outputs need their own.
     return role == Role::kInput ? const_cast<void*>(tensor.const_data_ptr())
@@ -159,10 +188,6 @@ void TensorSet::copy_back() const {
   for (const StandIn& stand_in : stand_ins_) {
     if (stand_in.role != Role::kInput) stand_in.user.copy_(stand_in.contiguous);
   }
-}
-
-void bump_version(const at::Tensor& tensor) {
-  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace pycoll::torch_adapter

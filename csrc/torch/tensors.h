@@ -36,6 +36,15 @@ void check_disjoint(const std::vector<at::Tensor>& tensors, const char* argument
 // Raises kInvalidArgument if an output shares memory with an input.
 void check_apart(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs);
 
+// Raises kInvalidArgument if an output shares memory with an input, unless the input begins `place` bytes behind the output,
+// which is where the collective would put it anyway. Where one of them is not contiguous a copy stands in for it, and
+// sharing does no harm.
+inline constexpr ptrdiff_t kNowhere = PTRDIFF_MIN;
+void check_place(const at::Tensor& output, const at::Tensor& input, ptrdiff_t place);
+// The same for lists of one tensor a rank: in place means that this rank's two tensors are one.
+void check_places(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+                  const at::Tensor& own_output, const at::Tensor& own_input);
+
 // The tensors of one operation. Those whose logical order is not their order in memory (strides, lazy conjugation or
 // negation) get a contiguous stand-in, filled before the operation reads and copied back after it has written, when it
 // is this operation's turn. Must outlive the operation, and be destroyed on a thread of the program.
@@ -43,6 +52,8 @@ class TensorSet {
  public:
   // The address where the operation finds the elements of `tensor`.
   void* add(const at::Tensor& tensor, Role role);
+  // What the operation writes to, for autograd: in-place results must be seen.
+  void bump_versions() const;
   bool needs_copies() const { return !stand_ins_.empty(); }
   void fill_stand_ins() const;
   void copy_back() const;
@@ -52,11 +63,8 @@ class TensorSet {
     at::Tensor user, contiguous;
     Role role;
   };
-  std::vector<at::Tensor> held_;
+  std::vector<at::Tensor> held_, written_;
   std::vector<StandIn> stand_ins_;
 };
-
-// In-place results must be seen by autograd.
-void bump_version(const at::Tensor& tensor);
 
 }  // namespace pycoll::torch_adapter

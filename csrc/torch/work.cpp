@@ -2,9 +2,42 @@
 
 #include <algorithm>
 
+#include "base/log.h"
 #include "torch/errors.h"
 
 namespace pycoll::torch_adapter {
+
+// The future of a work, which may outlive it.
+struct FutureCompletion {
+  FutureCompletion(std::vector<std::shared_ptr<Operation>> operations,
+                   std::vector<at::Tensor> outputs)
+      : future(c10::make_intrusive<c10::ivalue::Future>(
+            c10::ListType::create(c10::TensorType::get()))),
+        operations(std::move(operations)),
+        outputs(std::move(outputs)),
+        unfinished(this->operations.size() + 1) {}
+
+  // Once the operations have finished: by the thread that waited for them or by one of the pool, whichever comes first.
+  void complete() {
+    if (completed.exchange(true)) return;
+    try {
+      for (const auto& operation : operations) {
+        if (operation->error() == nullptr) continue;
+        future->setError(as_torch(operation->error()));
+        return;
+      }
+      future->markCompleted(c10::IValue(std::move(outputs)));
+    } catch (const std::exception& error) {
+      PYCOLL_LOG(LogLevel::kWarn, "a callback of a future raised: ", error.what());
+    }
+  }
+
+  const c10::intrusive_ptr<c10::ivalue::Future> future;
+  const std::vector<std::shared_ptr<Operation>> operations;
+  std::vector<at::Tensor> outputs;
+  std::atomic<size_t> unfinished;  // operations, and the getFuture() that counts them
+  std::atomic<bool> completed{false};
+};
 
 PycollWork::PycollWork(std::shared_ptr<Communicator> communicator,
                        std::shared_ptr<InFlight> in_flight, c10d::OpType type, const char* title,
@@ -14,9 +47,14 @@ PycollWork::PycollWork(std::shared_ptr<Communicator> communicator,
       in_flight_(std::move(in_flight)),
       outputs_(std::move(outputs)) {}
 
+void PycollWork::include(const PycollWork& other) {
+  operations_.insert(operations_.end(), other.operations_.begin(), other.operations_.end());
+  outputs_.insert(outputs_.end(), other.outputs_.begin(), other.outputs_.end());
+}
+
 void PycollWork::started() {
   if (!recordFunctionEndCallback_) return;
-  if (operations_.empty() || !operations_.back()->set_callback([this] { finish(); })) finish();
+  if (operations_.empty() || !operations_.back()->add_callback([this] { finish(); })) finish();
 }
 
 bool PycollWork::finished() const {
@@ -53,6 +91,11 @@ bool PycollWork::wait(std::chrono::milliseconds timeout) {
     });
   }
   in_flight_->remove(this);
+  // A program that has waited finds the future done.
+  if (const auto known = completion()) {
+    known->complete();
+    known->future->wait();
+  }
   if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
   return true;
 }
@@ -61,33 +104,34 @@ void PycollWork::abort() {
   communicator_->abort(concat("rank ", communicator_->rank(), " aborted an operation"));
 }
 
-void PycollWork::complete_future() {
-  std::exception_ptr error;
-  for (const auto& operation : operations_) {
-    if (operation->error() != nullptr && error == nullptr) error = as_torch(operation->error());
-  }
-  if (error != nullptr) {
-    future_->setError(error);
-  } else {
-    future_->markCompleted(c10::IValue(outputs_));
-  }
+std::shared_ptr<FutureCompletion> PycollWork::completion() const {
+  std::lock_guard<std::mutex> lock(future_mutex_);
+  return completion_;
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> PycollWork::getFuture() {
-  std::lock_guard<std::mutex> lock(future_mutex_);
-  if (future_ != nullptr) return future_;
-  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  // Operations of one work end in order, so the last one's end is the end of all.
-  const auto at_the_end = [this] {
-    complete_future();
-    if (recordFunctionEndCallback_) finish();
-  };
-  if (operations_.empty() || !operations_.back()->set_callback(at_the_end)) {
-    complete_future();
-  } else {
-    communicator_->drive_in_background(operations_.back());
+  if (const auto known = completion()) return known->future;
+  auto completion = std::make_shared<FutureCompletion>(operations_, outputs_);
+  {
+    std::lock_guard<std::mutex> lock(future_mutex_);
+    if (completion_ != nullptr) return completion_->future;
+    completion_ = completion;
   }
-  return future_;
+  // The thread that ends an operation does not wait for callbacks: they run elsewhere.
+  const auto one_has_ended = [this, completion] {
+    if (completion->unfinished.fetch_sub(1) > 1) return;
+    communicator_->call_later([completion] { completion->complete(); });
+  };
+  for (const auto& operation : operations_) {
+    if (operation->add_callback(one_has_ended)) {
+      communicator_->drive_in_background(operation);
+    } else {
+      communicator_->wait(operation, Deadline::never());  // it is ending just now
+      completion->unfinished.fetch_sub(1);
+    }
+  }
+  if (completion->unfinished.fetch_sub(1) == 1) completion->complete();
+  return completion->future;
 }
 
 uint64_t PycollWork::getSequencenumber() const {

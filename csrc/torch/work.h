@@ -12,6 +12,7 @@
 namespace pycoll::torch_adapter {
 
 class InFlight;
+struct FutureCompletion;
 
 class PycollWork final : public c10d::Work {
  public:
@@ -23,6 +24,8 @@ class PycollWork final : public c10d::Work {
   // Before the operations are started: their hooks refer to it.
   TensorSet& tensors() { return tensors_; }
   void add(std::shared_ptr<Operation> operation) { operations_.push_back(std::move(operation)); }
+  // The operations of another work, which keeps their tensors.
+  void include(const PycollWork& other);
   // After the last add(): ends the profiler's range with the last operation.
   void started();
 
@@ -41,15 +44,14 @@ class PycollWork final : public c10d::Work {
   bool finished() const;
 
  private:
-  void complete_future();
-
+  std::shared_ptr<FutureCompletion> completion() const;
   const std::shared_ptr<Communicator> communicator_;
   const std::shared_ptr<InFlight> in_flight_;
   TensorSet tensors_;
   std::vector<at::Tensor> outputs_;
   std::vector<std::shared_ptr<Operation>> operations_;
-  std::mutex future_mutex_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  mutable std::mutex future_mutex_;
+  std::shared_ptr<FutureCompletion> completion_;  // null until getFuture()
 };
 
 // Works that nobody may hold any more, kept until their operations have ended: the engine's thread never drops the last

@@ -33,6 +33,7 @@ class PairExchange final : public Exchange {
     move(read, other.data(), other.size());
     return rank_ == 0 ? std::vector<Blob>{mine, other} : std::vector<Blob>{other, mine};
   }
+  bool peek(int, Blob*) override { return false; }
 
  private:
   template <class Fn, class Pointer>

@@ -297,7 +297,7 @@ TEST(callbacks_run_in_the_background) {
     std::vector<std::promise<void>> done(20);
     for (size_t i = 0; i < done.size(); ++i) {
       sums.push_back(std::make_unique<Sum>(comm, i % 2 == 0 ? 3 : kLarge / 8));
-      if (!sums[i]->operation->set_callback([&done, i] { done[i].set_value(); }))
+      if (!sums[i]->operation->add_callback([&done, i] { done[i].set_value(); }))
         done[i].set_value();
       comm.drive_in_background(sums[i]->operation);
     }
@@ -305,7 +305,7 @@ TEST(callbacks_run_in_the_background) {
       CHECK(done[i].get_future().wait_for(kTimeout) == std::future_status::ready, "callback %zu",
             i);
       sums[i]->check(comm);
-      CHECK(!sums[i]->operation->set_callback([] { CHECK(false, "too late"); }));
+      CHECK(!sums[i]->operation->add_callback([] { CHECK(false, "too late"); }));
     }
   });
 }

@@ -161,7 +161,6 @@ size_t uneven_numel(const Case& c, int src, int dst) {
 void check_uneven_all_to_all(const Case& c) {
   Request request = request_of(Collective::kAllToAll, c);
   request.numel = 0;
-  request.uneven = true;
   std::vector<Tensor> in, out;
   for (int r = 0; r < c.comm.world_size(); ++r) {
     in.emplace_back(1, uneven_numel(c, c.comm.rank(), r), c.comm.rank(), c.call + r);
@@ -223,7 +222,6 @@ TEST(uneven_chunks_that_do_not_fit_are_named) {
     Request request;
     request.collective = Collective::kAllToAll;
     request.dtype = DType::kInt32;
-    request.uneven = true;
     request.input.add_chunk(data, 3);
     request.input.add_chunk(data + 4, 2);
     request.output.add_chunk(data + 8, 3);

@@ -39,6 +39,8 @@ class FakeDriver final : public Driver {
     return true;
   }
 
+  void pending_events(std::vector<Event>*) const override {}
+
   std::function<void()> on_progress;
   std::atomic<int> passes{0}, checks{0}, work{0};
   std::atomic<uint64_t> signal{0};

@@ -1,8 +1,9 @@
 // all_to_all, direct: every rank shows one chunk for each other rank, each copies what is meant for it. Each byte is written
 // once and read once.
 //
-// Where all chunks have one size the fingerprint says so. Uneven ones first show, beside the signal, how many elements this rank sends to
-// each rank and expects from it; all ranks compare all pairs, so that all raise or none, before a byte of the tensors moves.
+// Beside the signal every rank first shows how many elements it sends to each rank and expects from it; all compare all
+// pairs, so that all raise or none, before a byte of the tensors moves. Behind these counts go the chunks themselves, packed,
+// where they fit; if those of one rank do not, all go through staging.
 #include <vector>
 
 #include "collectives/chunk_blocks.h"
@@ -13,6 +14,12 @@ namespace {
 
 size_t counts_bytes(const Context& context) {
   return 2 * static_cast<size_t>(context.world_size()) * sizeof(uint64_t);
+}
+
+// Beside the signal of `rank`: its counts, then (maybe) its chunks.
+std::byte* area_of(const Context& context, int rank) {
+  return GroupPage::payload(context.group.handshake_line(rank, context.sequence),
+                            counts_bytes(context));
 }
 
 void copy_own(const Request& request, size_t me) {
@@ -26,53 +33,98 @@ void copy_own(const Request& request, size_t me) {
 bool publish(const Context& context) {
   const Request& request = context.request;
   const size_t n = request.input.num_chunks();
-  if (request.uneven) {
-    std::vector<uint64_t> counts;
-    for (size_t r = 0; r < n; ++r) counts.push_back(request.input.numel(r));
-    for (size_t r = 0; r < n; ++r) counts.push_back(request.output.numel(r));
-    std::memcpy(context.my_payload(counts_bytes(context)), counts.data(), counts_bytes(context));
+  std::vector<uint64_t> counts;
+  for (size_t r = 0; r < n; ++r) counts.push_back(request.input.numel(r));
+  for (size_t r = 0; r < n; ++r) counts.push_back(request.output.numel(r));
+  std::byte* area = area_of(context, context.rank());
+  std::memcpy(area, counts.data(), counts_bytes(context));
+  const size_t itemsize = request.itemsize();
+  if (!context.fits_payload(counts_bytes(context) + request.input.total_numel() * itemsize)) {
     return false;
   }
-  if (!context.fits_payload(n * request.nbytes())) return false;
-  std::byte* payload = context.my_payload(n * request.nbytes());
+  std::byte* chunks = area + counts_bytes(context);
   for (size_t r = 0; r < n; ++r) {
-    if (static_cast<int>(r) == context.rank()) continue;
-    request.input.copy_from_chunk(payload + r * request.nbytes(), r, 0, request.numel,
-                                  request.itemsize());
-    context.count_written(request.nbytes());
+    request.input.copy_from_chunk(chunks + packed_begin(request.input, r) * itemsize, r, 0,
+                                  counts[r], itemsize);
+    if (static_cast<int>(r) != context.rank()) context.count_written(counts[r] * itemsize);
   }
-  return true;
+  return false;  // whether others need this rank once more depends on what they send
 }
 
-// The largest chunk of any rank. Raises kMismatch, on all ranks alike, where one sends what the other does not expect.
-size_t compare_counts(const Context& context) {
+// What all ranks send, as all of them have shown it.
+class Counts {
+ public:
+  explicit Counts(const Context& context) : n_(context.world_size()) {
+    for (int r = 0; r < n_; ++r) {
+      const std::byte* area = area_of(context, r);
+      const size_t old = numbers_.size();
+      numbers_.resize(old + 2 * static_cast<size_t>(n_));
+      std::memcpy(numbers_.data() + old, area, counts_bytes(context));
+    }
+  }
+  size_t sent(int src, int dst) const { return at(src, dst); }
+  size_t expected(int dst, int src) const { return at(dst, n_ + src); }
+  size_t largest_chunk() const {
+    size_t most = 0;
+    for (int src = 0; src < n_; ++src) {
+      for (int dst = 0; dst < n_; ++dst) most = std::max(most, sent(src, dst));
+    }
+    return most;
+  }
+  // Of the rank that sends most.
+  size_t largest_total() const {
+    size_t most = 0;
+    for (int src = 0; src < n_; ++src) {
+      size_t total = 0;
+      for (int dst = 0; dst < n_; ++dst) total += sent(src, dst);
+      most = std::max(most, total);
+    }
+    return most;
+  }
+  // Of the elements that `src` sends, the first that goes to `dst`.
+  size_t begin(int src, int dst) const {
+    size_t begin = 0;
+    for (int r = 0; r < dst; ++r) begin += sent(src, r);
+    return begin;
+  }
+
+ private:
+  size_t at(int rank, int index) const {
+    return numbers_[static_cast<size_t>(rank) * 2 * static_cast<size_t>(n_) +
+                    static_cast<size_t>(index)];
+  }
+  const int n_;
+  std::vector<uint64_t> numbers_;
+};
+
+// Raises kMismatch, on all ranks alike, where one sends what the other does not expect.
+void compare_counts(const Context& context, const Counts& counts) {
   const int n = context.world_size();
-  const auto count = [&](int rank, int index) {
-    uint64_t value;
-    std::memcpy(
-        &value,
-        context.payload(rank, counts_bytes(context)) + static_cast<size_t>(index) * sizeof(value),
-        sizeof(value));
-    return value;
-  };
-  uint64_t most = 0;
   std::string text;
   for (int src = 0; src < n; ++src) {
     for (int dst = 0; dst < n; ++dst) {
-      const uint64_t sent = count(src, dst);
-      const uint64_t expected = count(dst, n + src);
-      most = std::max(most, sent);
-      if (sent == expected) continue;
-      text += concat(" rank ", src, " sends ", sent, " elements to rank ", dst, ", which expects ",
-                     expected, ";");
+      if (counts.sent(src, dst) == counts.expected(dst, src)) continue;
+      text += concat(" rank ", src, " sends ", counts.sent(src, dst), " elements to rank ", dst,
+                     ", which expects ", counts.expected(dst, src), ";");
     }
   }
-  if (!text.empty()) {
-    fail(ErrorKind::kMismatch, "operation ", context.sequence,
-         " of this group, all_to_all, does not fit together:", text,
-         " nothing was moved and the group stays usable. Give both ranks split sizes that agree");
+  if (text.empty()) return;
+  fail(ErrorKind::kMismatch, "operation ", context.sequence,
+       " of this group, all_to_all, does not fit together:", text,
+       " nothing was moved and the group stays usable. Give both ranks split sizes that agree");
+}
+
+void copy_from_payloads(const Context& context, const Counts& counts) {
+  const Request& request = context.request;
+  const int me = context.rank();
+  const size_t itemsize = request.itemsize();
+  for (int r = 0; r < context.world_size(); ++r) {
+    if (r == me) continue;
+    const std::byte* chunks = area_of(context, r) + counts_bytes(context);
+    request.output.copy_to_chunk(chunks + counts.begin(r, me) * itemsize, static_cast<size_t>(r), 0,
+                                 counts.sent(r, me), itemsize);
+    context.count_read(counts.sent(r, me) * itemsize);
   }
-  return most;
 }
 
 Task run(Context context) {
@@ -80,20 +132,17 @@ Task run(Context context) {
   const size_t n = static_cast<size_t>(context.world_size());
   const size_t me = static_cast<size_t>(context.rank());
   const size_t itemsize = request.itemsize();
-  const size_t most_numel = request.uneven ? compare_counts(context) : request.numel;
+  const Counts counts(context);
+  compare_counts(context, counts);
   copy_own(request, me);
-  if (!request.uneven && context.fits_payload(n * request.nbytes())) {
-    for (size_t r = 0; r < n; ++r) {
-      if (r == me) continue;
-      const std::byte* payload = context.payload(static_cast<int>(r), n * request.nbytes());
-      request.output.copy_to_chunk(payload + me * request.nbytes(), r, 0, request.numel, itemsize);
-      context.count_read(request.nbytes());
-    }
+  if (context.fits_payload(counts_bytes(context) + counts.largest_total() * itemsize)) {
+    copy_from_payloads(context, counts);
     co_return;
   }
-  const ChunkBlocks blocks(context, most_numel);
-  if (blocks.num_blocks == 0) co_return;  // nobody sends anything
+  const ChunkBlocks blocks(context, counts.largest_chunk());
   StagedExchange exchange(context, n * blocks.stride, blocks.num_blocks);
+  // What went beside the signal and is not used does not count.
+  context.event.bytes_written = 0;
   const auto write = [&](size_t block, std::byte* slot) {
     for (size_t r = 0; r < n; ++r) {
       const Range strip = blocks.strip(block, request.input.numel(r));
