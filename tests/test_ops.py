@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,8 +165,20 @@ def test_compiled_without_a_graph_break(dynamic: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_compiled_by_inductor() -> None:
-    torch._dynamo.reset()
-    check_compiled(torch.compile(a_step, fullgraph=True))
+    """In a process of its own: inductor cannot live with what other tests do to distutils."""
+    code = (
+        "import torch, test_ops; "
+        "test_ops.check_compiled(torch.compile(test_ops.a_step, fullgraph=True))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parent,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 # --- refusals --------------------------------------------------------------------------------------
