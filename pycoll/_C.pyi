@@ -9,6 +9,18 @@ class ProcessGroupPycoll:
     algorithm: str
     failure: str
     options: BackendOptions
+    def on_wire(
+        self,
+        collective: str,
+        *,
+        outputs: list[Any],
+        inputs: list[Any],
+        op: Any,
+        lists: bool,
+        wire_dtype: Any,
+        block: int,
+        async_op: bool,
+    ) -> Any: ...
     def dead_ranks(self) -> list[int]: ...
     def events(self) -> list[dict[str, Any]]: ...
 

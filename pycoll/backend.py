@@ -12,7 +12,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from pycoll import flight_recorder
+from pycoll import _core, flight_recorder
 from pycoll.options import Options
 
 if TYPE_CHECKING:
@@ -49,24 +49,11 @@ def extension() -> ModuleType:
     """
     global _extension
     if _extension is None:
-        import torch
-
-        from pycoll import _version
-
-        try:
-            from pycoll import _build
-        except ImportError:
-            raise ImportError(
-                "pycoll has not been built; run: pip install --no-build-isolation . "
-                "in its source folder, in this environment"
-            ) from None
-        _version.check_torch_version(_build.TORCH_VERSION, torch.__version__)
-        from pycoll import _C
-
+        core = _core.load()
         # Before the interpreter goes: threads that need it end, what was issued is completed.
-        atexit.register(_C.prepare_for_exit)
-        _extension = _C
-        flight_recorder.install(_C)
+        atexit.register(core.prepare_for_exit)
+        _extension = core
+        flight_recorder.install(core)
     return _extension
 
 
@@ -117,10 +104,10 @@ def backend_of(group: dist.ProcessGroup | None = None, device: torch.device | st
 def events(group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
     """The last 1024 operations of this rank in a group, oldest first.
 
-    Each is a dict: sequence, operation, algorithm, dtype, itemsize, op, peer (root, source or destination, else
-    -1), nbytes of the user's data, bytes_written to and bytes_read from memory shared with peers,
-    timeout_ms, queued_ns, started_ns, ended_ns (of ``time.monotonic_ns()``; 0: not yet), failed. Operations that
-    have not ended come last.
+    Each is a dict: sequence, operation, algorithm, dtype, wire_dtype (how elements travelled), itemsize, op, peer
+    (root, source or destination, else -1), nbytes of the user's data, bytes_written to and bytes_read from
+    memory shared with peers, timeout_ms, queued_ns, started_ns, ended_ns (of ``time.monotonic_ns()``; 0: not
+    yet), failed. Operations that have not ended come last.
     """
     return cast("list[dict[str, Any]]", backend_of(group).events())
 

@@ -4,6 +4,12 @@ They accept what those refuse for reasons of other backends (products of complex
 tensors, monitored barriers), and cost less per call. Ranks in ``src`` and ``dst`` are ranks of the group. Every
 function runs to completion unless ``async_op`` is true; then it returns a ``torch.distributed.Work``.
 
+``all_reduce``, ``all_gather`` and ``reduce_scatter`` take a `wire_dtype`: what elements of float32, bfloat16 or float16
+are on their way between ranks, so that fewer bytes move. ``torch.float8_e4m3fn``, ``torch.float8_e5m2`` and
+``torch.int8`` travel with one float32 scale for each `block` elements (1 to 1024), ``torch.bfloat16`` and
+``torch.float16`` without. All ranks get the same bits, sums are formed in float32 in rank order, and
+docs/quantisation.md bounds the error. `wire_dtype` and `block` are the same on all ranks, or all of them raise.
+
 Errors: ``ValueError`` for arguments (before anything moves; the other ranks raise too);
 ``torch.distributed.DistBackendError`` for ranks that disagree, time out, die or leave.
 """
@@ -11,6 +17,7 @@ Errors: ``ValueError`` for arguments (before anything moves; the other ranks rai
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -55,8 +62,44 @@ def _options(kind: str, async_op: bool, **fields: Any) -> Any:
     return options
 
 
+@dataclass(frozen=True)
+class _Wire:
+    """What elements are on their way, of one call."""
+
+    dtype: torch.dtype
+    block: int
+    group: Group
+    async_op: bool
+
+    def run(
+        self,
+        collective: str,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        op: Op = "sum",
+        lists: bool = False,
+    ) -> dist.Work | None:
+        work = backend_of(self.group).on_wire(
+            collective,
+            outputs=list(outputs),
+            inputs=list(inputs),
+            op=_reduce_op(op),
+            lists=lists,
+            wire_dtype=self.dtype,
+            block=self.block,
+            async_op=self.async_op,
+        )
+        return _finish(work, self.async_op)
+
+
 def all_reduce(
-    tensor: torch.Tensor, op: Op = "sum", group: Group = None, async_op: bool = False
+    tensor: torch.Tensor,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    wire_dtype: torch.dtype | None = None,
+    block: int = 128,
 ) -> dist.Work | None:
     """Reduces `tensor` over all ranks, in place on every rank.
 
@@ -64,7 +107,11 @@ def all_reduce(
         tensor: of any shape, strides and dtype in which `op` has a meaning; the same number of
             elements and dtype on all ranks.
         op: a ``torch.distributed.ReduceOp``, or its name in lower case.
+        wire_dtype, block: see above. Contributions are encoded once, and the result once more.
     """
+    if wire_dtype is not None:
+        wire = _Wire(wire_dtype, block, group, async_op)
+        return wire.run("all_reduce", [tensor], [tensor], op=op)
     options = _options("AllreduceOptions", async_op, reduceOp=_reduce_op(op))
     return _finish(backend_of(group).allreduce([tensor], options), async_op)
 
@@ -90,16 +137,31 @@ def all_gather(
     tensor: torch.Tensor,
     group: Group = None,
     async_op: bool = False,
+    *,
+    wire_dtype: torch.dtype | None = None,
+    block: int = 128,
 ) -> dist.Work | None:
     """Copies the `tensor` of rank r into ``outputs[r]`` of all ranks; sizes may differ from rank to rank."""
+    if wire_dtype is not None:
+        wire = _Wire(wire_dtype, block, group, async_op)
+        return wire.run("all_gather", outputs, [tensor], lists=True)
     options = _options("AllgatherOptions", async_op)
     return _finish(backend_of(group).allgather([list(outputs)], [tensor], options), async_op)
 
 
 def all_gather_into_tensor(
-    output: torch.Tensor, tensor: torch.Tensor, group: Group = None, async_op: bool = False
+    output: torch.Tensor,
+    tensor: torch.Tensor,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    wire_dtype: torch.dtype | None = None,
+    block: int = 128,
 ) -> dist.Work | None:
     """Concatenates the tensors of all ranks, in rank order, in `output` (world_size times as many elements)."""
+    if wire_dtype is not None:
+        wire = _Wire(wire_dtype, block, group, async_op)
+        return wire.run("all_gather", [output], [tensor])
     options = _options("AllgatherOptions", async_op)
     return _finish(backend_of(group)._allgather_base(output, tensor, options), async_op)
 
@@ -110,8 +172,14 @@ def reduce_scatter(
     op: Op = "sum",
     group: Group = None,
     async_op: bool = False,
+    *,
+    wire_dtype: torch.dtype | None = None,
+    block: int = 128,
 ) -> dist.Work | None:
     """Reduces ``inputs[r]`` over all ranks into the `output` of rank r; sizes may differ from rank to rank."""
+    if wire_dtype is not None:
+        wire = _Wire(wire_dtype, block, group, async_op)
+        return wire.run("reduce_scatter", [output], inputs, op=op, lists=True)
     options = _options("ReduceScatterOptions", async_op, reduceOp=_reduce_op(op))
     return _finish(backend_of(group).reduce_scatter([output], [list(inputs)], options), async_op)
 
@@ -122,8 +190,14 @@ def reduce_scatter_tensor(
     op: Op = "sum",
     group: Group = None,
     async_op: bool = False,
+    *,
+    wire_dtype: torch.dtype | None = None,
+    block: int = 128,
 ) -> dist.Work | None:
     """Reduces `tensor` (world_size times as many elements as `output`) over all ranks; rank r gets part r."""
+    if wire_dtype is not None:
+        wire = _Wire(wire_dtype, block, group, async_op)
+        return wire.run("reduce_scatter", [output], [tensor], op=op)
     options = _options("ReduceScatterOptions", async_op, reduceOp=_reduce_op(op))
     return _finish(backend_of(group)._reduce_scatter_base(output, tensor, options), async_op)
 

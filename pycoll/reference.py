@@ -19,6 +19,7 @@ The arithmetic is pycoll's contract, bit for bit:
 - *NaN.* MIN and MAX return NaN wherever any rank holds one.
 - *PREMUL_SUM.* Each contribution is multiplied by its rank's factor in the accumulate type, then
   added.
+- *Quantisation.* docs/quantisation.md.
 
 Operations are named by lower-case strings (`OPS`): nothing here needs ``torch.distributed``.
 """
@@ -215,6 +216,97 @@ def all_to_all_single(
         torch.split(_settled(x), list(row)) for x, row in zip(inputs, input_splits, strict=True)
     ]
     return [all_gather_into_tensor([row[rank] for row in pieces])[0] for rank in range(world_size)]
+
+
+# --- block-wise quantisation -----------------------------------------------------------------------
+
+# The largest magnitude a code stands for.
+LARGEST_CODE = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
+
+
+def quantise_blocks(x: Tensor, block: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Codes, of the shape of `x`, and a float32 scale for each `block` elements in logical order."""
+    largest = LARGEST_CODE[dtype]
+    flat = _settled(x).flatten().float()
+    rows = torch.nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)
+    amax = rows.abs().amax(1)  # NaN is a maximum, too
+    scales = (amax.double() / largest).float()
+    too_large = scales.double() * largest > amax.double()
+    scales = torch.where(too_large, torch.nextafter(scales, torch.zeros(())), scales)
+    scales = scales.clamp(min=torch.finfo(torch.float32).tiny)
+    quotients = (rows / scales[:, None]).clamp(-largest, largest)
+    is_finite = amax.isfinite()
+    scales = torch.where(is_finite, scales, torch.nan)
+    quotients = torch.where(is_finite[:, None], quotients, 0.0)
+    codes = (quotients.round() if dtype == torch.int8 else quotients).to(dtype)
+    return codes.view(-1)[: len(flat)].view(x.shape), scales
+
+
+def dequantise_blocks(codes: Tensor, scales: Tensor, block: int) -> Tensor:
+    """Codes times their block's scale, in float32."""
+    each = scales.repeat_interleave(block)[: codes.numel()].view(codes.shape)
+    return codes.float() * each
+
+
+def quantisation_bound(x: Tensor, scales: Tensor, block: int, dtype: torch.dtype) -> Tensor:
+    """The most by which quantisation may change each element of `x`, in float64."""
+    each = scales.double().repeat_interleave(block)[: x.numel()].view(x.shape)
+    if dtype == torch.int8:
+        most = each / 2
+    elif dtype == torch.float8_e4m3fn:
+        most = torch.maximum(x.double().abs() / 16, each * 2.0**-10)
+    else:
+        most = torch.maximum(x.double().abs() / 8, each * 2.0**-17)
+    return most * (1 + 2.0**-21) + 2.0**-149
+
+
+def through_wire(x: Tensor, wire_dtype: torch.dtype, block: int) -> Tensor:
+    """What arrives of `x`, in float32."""
+    if wire_dtype in LARGEST_CODE:
+        return dequantise_blocks(*quantise_blocks(x, block, wire_dtype), block)
+    return x.float().to(wire_dtype).float()
+
+
+def all_reduce_on_wire(
+    inputs: Sequence[Tensor],
+    op: str = "sum",
+    *,
+    wire_dtype: torch.dtype,
+    block: int = 128,
+    factor: Factor | None = None,
+) -> list[Tensor]:
+    """Contributions travel, are combined in float32, and the result travels once more."""
+    if len(inputs) == 1:  # nothing travels
+        return all_reduce(inputs, op, factor=factor)
+    arrived = [through_wire(x, wire_dtype, block) for x in inputs]
+    total = through_wire(reduce_ranks(arrived, op, factor=factor), wire_dtype, block)
+    return [total.to(inputs[0].dtype) for _ in inputs]
+
+
+def reduce_scatter_on_wire(
+    inputs: Sequence[Sequence[Tensor]],
+    op: str = "sum",
+    *,
+    wire_dtype: torch.dtype,
+    block: int = 128,
+    factor: Factor | None = None,
+) -> list[Tensor]:
+    """The list form: every tensor of a list travels by itself, the results do not."""
+    if len(inputs) == 1:
+        return reduce_scatter(inputs, op, factor=factor)
+    arrived = [[through_wire(x, wire_dtype, block) for x in row] for row in inputs]
+    totals = reduce_scatter(arrived, op, factor=factor)
+    return [total.to(inputs[0][0].dtype) for total in totals]
+
+
+def all_gather_on_wire(
+    inputs: Sequence[Tensor], *, wire_dtype: torch.dtype, block: int = 128
+) -> list[list[Tensor]]:
+    """The list form: every rank gets what arrives of each input, of its own, too."""
+    if len(inputs) == 1:
+        return all_gather(inputs)
+    arrived = [through_wire(x, wire_dtype, block).to(x.dtype) for x in inputs]
+    return [[x.clone() for x in arrived] for _ in inputs]
 
 
 def _settled(x: Tensor) -> Tensor:

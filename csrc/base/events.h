@@ -16,6 +16,7 @@ struct Event {
   const char* operation = "";  // "all_reduce"
   const char* algorithm = "";  // "two_shot"
   DType dtype = DType::kUInt8;
+  DType wire_dtype = DType::kUInt8;  // how elements travelled
   ReduceOp op = ReduceOp::kSum;
   int peer = -1;      // root, source or destination; -1 where there is none
   size_t nbytes = 0;  // of the user's data on this rank

@@ -71,16 +71,24 @@ BackendPtr create(const c10d::DistributedBackendOptions& group, const std::strin
                                  call_failure_hook});
 }
 
+c10::intrusive_ptr<c10d::Work> on_wire(ProcessGroupPycoll& self, const std::string& collective,
+                                       const std::vector<at::Tensor>& outputs,
+                                       const std::vector<at::Tensor>& inputs,
+                                       const c10d::ReduceOp& op, bool lists,
+                                       at::ScalarType wire_dtype, int64_t block, bool async_op) {
+  return self.on_wire({collective, op, lists, wire_dtype, block, async_op}, outputs, inputs);
+}
+
 py::dict to_dict(const Event& event) {
-  return py::dict(py::arg("sequence") = event.sequence, py::arg("operation") = event.operation,
-                  py::arg("algorithm") = event.algorithm, py::arg("dtype") = name(event.dtype),
-                  py::arg("itemsize") = itemsize(event.dtype), py::arg("op") = name(event.op),
-                  py::arg("peer") = event.peer, py::arg("nbytes") = event.nbytes,
-                  py::arg("bytes_written") = event.bytes_written,
-                  py::arg("bytes_read") = event.bytes_read,
-                  py::arg("timeout_ms") = event.timeout_ms, py::arg("queued_ns") = event.queued_ns,
-                  py::arg("started_ns") = event.started_ns, py::arg("ended_ns") = event.ended_ns,
-                  py::arg("failed") = event.failed);
+  return py::dict(
+      py::arg("sequence") = event.sequence, py::arg("operation") = event.operation,
+      py::arg("algorithm") = event.algorithm, py::arg("dtype") = name(event.dtype),
+      py::arg("wire_dtype") = name(event.wire_dtype), py::arg("itemsize") = itemsize(event.dtype),
+      py::arg("op") = name(event.op), py::arg("peer") = event.peer,
+      py::arg("nbytes") = event.nbytes, py::arg("bytes_written") = event.bytes_written,
+      py::arg("bytes_read") = event.bytes_read, py::arg("timeout_ms") = event.timeout_ms,
+      py::arg("queued_ns") = event.queued_ns, py::arg("started_ns") = event.started_ns,
+      py::arg("ended_ns") = event.ended_ns, py::arg("failed") = event.failed);
 }
 
 std::vector<py::dict> events(const ProcessGroupPycoll& backend) {
@@ -119,6 +127,9 @@ void bind_torch(py::module_& module) {
           [](ProcessGroupPycoll& self) {
             return c10::static_intrusive_pointer_cast<PycollOptions>(self.getBackendOptions());
           })
+      .def("on_wire", &on_wire, py::arg("collective"), py::kw_only(), py::arg("outputs"),
+           py::arg("inputs"), py::arg("op"), py::arg("lists"), py::arg("wire_dtype"),
+           py::arg("block"), py::arg("async_op"), py::call_guard<py::gil_scoped_release>())
       .def("dead_ranks",
            [](const ProcessGroupPycoll& self) { return self.communicator()->dead_ranks(); })
       .def("events", &events);

@@ -48,6 +48,7 @@ struct Algorithm {
   bool (*publish)(const Context& context);
   // After all ranks were seen to agree.
   Task (*run)(Context context);
+  bool takes_wire_format = false;  // knows Request::wire
 };
 
 // docs/algorithms.md says of each what it costs and whether it keeps the fixed bracketing.

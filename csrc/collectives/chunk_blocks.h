@@ -2,6 +2,7 @@
 #pragma once
 
 #include "collectives/algorithm.h"
+#include "collectives/wire.h"
 
 namespace pycoll {
 
@@ -13,9 +14,8 @@ struct ChunkBlocks {
   // `most_numel`: of the largest chunk, the same on all ranks.
   ChunkBlocks(const Context& context, size_t most_numel) {
     const size_t n = static_cast<size_t>(context.world_size());
-    const size_t itemsize = context.request.itemsize();
-    block_numel = std::max<size_t>(1, context.group.facts().staging_bytes / n / itemsize);
-    stride = round_up(block_numel * itemsize, 64);
+    block_numel = run_numel(context.request, context.group.facts().staging_bytes / n);
+    stride = round_up(context.request.wire_nbytes(block_numel), 64);
     num_blocks = ceil_div(most_numel, block_numel);
   }
 

@@ -4,23 +4,23 @@
 #include <vector>
 
 #include "collectives/reduction.h"
+#include "collectives/wire.h"
 
 namespace pycoll {
 
 // Shows this rank's input chunk beside its signal, if it fits there.
 inline bool publish_input(const Context& context) {
   const Request& request = context.request;
-  const size_t nbytes = request.nbytes();
+  const size_t nbytes = request.wire_nbytes(request.numel);
   if (!context.fits_payload(nbytes)) return false;
-  request.input.copy_from_chunk(context.my_payload(nbytes), 0, 0, request.numel,
-                                request.itemsize());
+  write_run(request, 0, {0, request.numel}, context.my_payload(nbytes));
   context.count_written(nbytes);
   return true;
 }
 
 // Reduces what all ranks have shown so.
 inline void reduce_payloads(const Context& context) {
-  const size_t nbytes = context.request.nbytes();
+  const size_t nbytes = context.request.wire_nbytes(context.request.numel);
   std::vector<const std::byte*> sources(static_cast<size_t>(context.world_size()));
   for (int r = 0; r < context.world_size(); ++r) {
     sources[static_cast<size_t>(r)] = context.payload(r, nbytes);

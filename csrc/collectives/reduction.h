@@ -15,7 +15,8 @@ struct ReductionRange {
 };
 
 // sources[r] points at the first element of the range that rank r contributes, as a flat array; null: this rank's own input.
-// The result goes to the user's output, where this rank has one, and to `flat_result`, where it is not null.
+// The result goes to the user's output, where this rank has one, and to `flat_result`, where it is not null. With a wire format
+// sources and `flat_result` are encoded runs, none null, and the result of an all_reduce is what the wire makes of it.
 void reduce_in_rank_order(const Context& context, const ReductionRange& range,
                           const std::byte* const* sources, std::byte* flat_result);
 

@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/dtype.h"
 #include "base/reduce_op.h"
+#include "kernels/cpu/wire_format.h"
 
 namespace pycoll {
 
@@ -139,6 +141,8 @@ struct Request {
   DType dtype = DType::kUInt8;
   ReduceOp op = ReduceOp::kSum;
   double factor = 1.0;  // PREMUL_SUM, this rank's own
+  // How elements travel, if not as they are stored: of all_reduce, all_gather and reduce_scatter.
+  std::optional<cpu::WireFormat> wire;
   int root = 0;
   size_t numel = 0;
   // Beyond numel: how the tensors of a coalesced or uneven operation divide it. Equal on all ranks.
@@ -151,6 +155,10 @@ struct Request {
 
   size_t itemsize() const { return pycoll::itemsize(dtype); }
   size_t nbytes() const { return numel * itemsize(); }
+  // Of a run of elements between ranks.
+  size_t wire_nbytes(size_t run_numel) const {
+    return wire ? wire->nbytes(run_numel) : run_numel * itemsize();
+  }
 };
 
 }  // namespace pycoll

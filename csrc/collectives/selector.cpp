@@ -54,10 +54,13 @@ std::vector<std::string> algorithm_names() {
   return names;
 }
 
-const Algorithm& select(Collective collective, size_t nbytes, const Facts& facts) {
+const Algorithm& select(const Request& request, const Facts& facts) {
+  const Collective collective = request.collective;
+  const size_t nbytes = request.wire_nbytes(request.numel);
   if (facts.algorithm != "auto") {
     for (const Algorithm* algorithm : algorithms()) {
-      if (algorithm->collective == collective && facts.algorithm == algorithm->name)
+      if (algorithm->collective == collective && facts.algorithm == algorithm->name &&
+          (algorithm->takes_wire_format || !request.wire))
         return *algorithm;
     }
   }

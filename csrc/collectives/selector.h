@@ -15,7 +15,8 @@ const std::vector<const Algorithm*>& algorithms();
 std::vector<std::string> algorithm_names();
 
 // Depends on what all ranks agree on only. facts.algorithm names an algorithm for those collectives that have one of that
-// name; "auto", and collectives without, take the table's, which all keep the fixed bracketing.
-const Algorithm& select(Collective collective, size_t nbytes, const Facts& facts);
+// name, which takes a wire format if the request has one; "auto", and the others, take the table's, which all keep the
+// fixed bracketing.
+const Algorithm& select(const Request& request, const Facts& facts);
 
 }  // namespace pycoll

@@ -34,8 +34,10 @@ class StagedExchange {
     group.end_staging();
   }
 
-  const std::byte* slot_of(int peer, size_t block) const {
-    return context_.group.staging(peer, kSlots * slot_bytes_) + block % kSlots * slot_bytes_;
+  const std::byte* slot_of(int rank, size_t block) const {
+    const std::byte* slots =
+        rank == context_.rank() ? mine_ : context_.group.staging(rank, kSlots * slot_bytes_);
+    return slots + block % kSlots * slot_bytes_;
   }
 
  private:

@@ -4,42 +4,41 @@ namespace pycoll {
 
 Range TwoShot::part_of(size_t block, size_t rank) const {
   const size_t begin = block * block_numel_;
-  Range range = part(std::min(block_numel_, request_.numel - begin), n_, rank);
+  Range range = part_of_run(request_, std::min(block_numel_, request_.numel - begin), n_, rank);
   range.begin += begin;
   return range;
 }
 
-// All parts of the block but this rank's own, which it reads from the user's tensor.
+// All parts of the block but this rank's own, which it reads from the user's tensor; its own too if that has to be encoded, so
+// that all contributions are.
 void TwoShot::show_input(size_t block) {
   for (size_t r = 0; r < n_; ++r) {
     const Range range = part_of(block, r);
-    if (r == me_ || range.numel == 0) continue;
-    const size_t in_block = (range.begin - block * block_numel_) * itemsize_;
-    request_.input.copy_from_chunk(mine_ + in_offset(block) + in_block, 0, range.begin, range.numel,
-                                   itemsize_);
-    context_.count_written(range.numel * itemsize_);
+    if ((r == me_ && !request_.wire) || range.numel == 0) continue;
+    write_run(request_, 0, range, mine_ + in_offset(block, r));
+    if (r != me_) context_.count_written(request_.wire_nbytes(range.numel));
   }
 }
 
 void TwoShot::reduce_own_part(size_t block) {
   const Range range = part_of(block, me_);
   if (range.numel == 0) return;
-  const size_t in_block = (range.begin - block * block_numel_) * itemsize_;
   for (size_t r = 0; r < n_; ++r) {
-    sources_[r] = r == me_ ? nullptr : peer_staging(r) + in_offset(block) + in_block;
+    if (r != me_) sources_[r] = peer_staging(r) + in_offset(block, me_);
   }
+  sources_[me_] = request_.wire ? mine_ + in_offset(block, me_) : nullptr;
   reduce_in_rank_order(context_, {0, range.begin, range.numel, range.begin}, sources_.data(),
                        mine_ + out_offset(block));
-  context_.count_read((n_ - 1) * range.numel * itemsize_);
-  context_.count_written(range.numel * itemsize_);
+  const size_t nbytes = request_.wire_nbytes(range.numel);
+  context_.count_read((n_ - 1) * nbytes);
+  context_.count_written(nbytes);
 }
 
 void TwoShot::copy_result(size_t block, size_t peer) {
   const Range range = part_of(block, peer);
   if (range.numel == 0) return;
-  request_.output.copy_to_chunk(peer_staging(peer) + out_offset(block), 0, range.begin, range.numel,
-                                itemsize_);
-  context_.count_read(range.numel * itemsize_);
+  read_run(request_, 0, range, peer_staging(peer) + out_offset(block));
+  context_.count_read(request_.wire_nbytes(range.numel));
 }
 
 Task TwoShot::run(bool takes_result) {

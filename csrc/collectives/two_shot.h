@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "collectives/reduction.h"
+#include "collectives/wire.h"
 
 namespace pycoll {
 
@@ -17,10 +18,9 @@ class TwoShot {
         request_(context.request),
         n_(static_cast<size_t>(context.world_size())),
         me_(static_cast<size_t>(context.rank())),
-        itemsize_(request_.itemsize()),
-        block_numel_(std::max(n_, context.group.facts().staging_bytes / itemsize_)),
-        in_bytes_(round_up(block_numel_ * itemsize_, 64)),
-        out_bytes_(round_up(ceil_div(block_numel_, n_) * itemsize_, 64)),
+        block_numel_(n_ * run_numel(request_, context.group.facts().staging_bytes / n_)),
+        out_bytes_(round_up(request_.wire_nbytes(block_numel_ / n_), 64)),
+        in_bytes_(n_ * out_bytes_),
         staging_bytes_(kSlots * (in_bytes_ + out_bytes_)),
         first_round_(context.group.rounds_posted() + 1),
         mine_(context.group.lease_staging(staging_bytes_)),
@@ -41,7 +41,10 @@ class TwoShot {
   void copy_result(size_t block, size_t peer);
 
   Range part_of(size_t block, size_t rank) const;
-  size_t in_offset(size_t block) const { return block % kSlots * in_bytes_; }
+  // A slot holds the block's parts, one for each rank; `rank` reduces this one.
+  size_t in_offset(size_t block, size_t rank) const {
+    return block % kSlots * in_bytes_ + rank * out_bytes_;
+  }
   size_t out_offset(size_t block) const { return kSlots * in_bytes_ + block % kSlots * out_bytes_; }
   const std::byte* peer_staging(size_t rank) const {
     return context_.group.staging(static_cast<int>(rank), staging_bytes_);
@@ -49,7 +52,7 @@ class TwoShot {
 
   const Context& context_;
   const Request& request_;
-  const size_t n_, me_, itemsize_, block_numel_, in_bytes_, out_bytes_, staging_bytes_;
+  const size_t n_, me_, block_numel_, out_bytes_, in_bytes_, staging_bytes_;
   const uint64_t first_round_;
   std::byte* const mine_;
   std::vector<const std::byte*> sources_;

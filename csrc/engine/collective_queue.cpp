@@ -41,12 +41,13 @@ std::string CollectiveOperation::describe() const {
 void CollectiveQueue::submit(const std::shared_ptr<CollectiveOperation>& operation) {
   const Request& request = operation->request;
   if (operation->refusal.empty()) {
-    operation->algorithm = &select(request.collective, request.nbytes(), group_->facts());
+    operation->algorithm = &select(request, group_->facts());
     operation->event.algorithm = operation->algorithm->name;
   }
   Event& event = operation->event;
   event.operation = name(request.collective);
   event.dtype = request.dtype;
+  event.wire_dtype = request.wire ? request.wire->dtype : request.dtype;
   event.op = request.op;
   event.peer = has_root(request.collective) ? request.root : -1;
   event.nbytes = request.nbytes();

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "collectives/reduction.h"
+#include "collectives/wire.h"
 #include "engine/rendezvous.h"
 #include "sync/cores.h"
 
@@ -160,6 +161,7 @@ void Communicator::validate(const Request& request) const {
                      " has no meaning for dtype ", name(request.dtype), " in ",
                      name(request.collective), "; convert the tensor or choose another op");
   }
+  if (request.wire) check_wire(request);
   PYCOLL_CHECK_ARG(request.root >= 0 && request.root < world_size_, "root ", request.root,
                    " is not a rank of this group of ", world_size_, " in ",
                    name(request.collective));
@@ -191,7 +193,8 @@ std::shared_ptr<Operation> Communicator::start(Request request, std::chrono::mil
   if (operation->finished()) return operation;
   // What fits beside the signal is shown to the peers at once: they need nothing more from this rank, so nobody has to drive
   // it until somebody waits. Whatever is longer, or queues behind something else, goes on in the background.
-  if (operation->request.nbytes() <= group_->facts().payload_bytes) {
+  const Request& submitted = operation->request;
+  if (submitted.wire_nbytes(submitted.numel) <= group_->facts().payload_bytes) {
     std::unique_lock<std::mutex> lock(collectives_->mutex, std::try_to_lock);
     if (lock.owns_lock()) {
       collectives_->progress();

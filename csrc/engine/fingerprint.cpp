@@ -17,15 +17,24 @@ struct Call {
   Collective collective;
   ReduceOp op;
   DType dtype;
-  int32_t root;
+  int root;
+  std::optional<cpu::WireFormat> wire;
 };
+
+constexpr int kWireDTypeBits = 5;
+static_assert(kNumDTypes <= 1 << kWireDTypeBits && cpu::kTileNumel < 1 << (16 - kWireDTypeBits));
+
+// In 16 bits; 0 if elements travel as they are stored (float64, number 0, is no wire type).
+uint64_t pack(const std::optional<cpu::WireFormat>& wire) {
+  return wire ? static_cast<uint64_t>(wire->dtype) | uint64_t{wire->block} << kWireDTypeBits : 0;
+}
 
 uint64_t pack(const Call& call) {
   return uint64_t{static_cast<uint8_t>(call.status)} |
          uint64_t{static_cast<uint8_t>(call.collective)} << 8 |
          uint64_t{static_cast<uint8_t>(call.op)} << 16 |
          uint64_t{static_cast<uint8_t>(call.dtype)} << 24 |
-         uint64_t{static_cast<uint32_t>(call.root)} << 32;
+         uint64_t{static_cast<uint16_t>(call.root)} << 32 | pack(call.wire) << 48;
 }
 
 // What a peer wrote is not believed: a value out of range reads as the first one.
@@ -36,9 +45,17 @@ E enum_at(uint64_t word, int shift, int count) {
 }
 
 Call unpack(uint64_t word) {
-  return Call{enum_at<Status>(word, 0, 2), enum_at<Collective>(word, 8, kNumCollectives),
-              enum_at<ReduceOp>(word, 16, kNumReduceOps), enum_at<DType>(word, 24, kNumDTypes),
-              static_cast<int32_t>(word >> 32)};
+  Call call{enum_at<Status>(word, 0, 2),
+            enum_at<Collective>(word, 8, kNumCollectives),
+            enum_at<ReduceOp>(word, 16, kNumReduceOps),
+            enum_at<DType>(word, 24, kNumDTypes),
+            static_cast<uint16_t>(word >> 32),
+            std::nullopt};
+  if (const uint64_t wire = word >> 48) {
+    const uint64_t dtype = wire & ((1 << kWireDTypeBits) - 1);
+    call.wire = cpu::WireFormat{enum_at<DType>(dtype, 0, kNumDTypes), wire >> kWireDTypeBits};
+  }
+  return call;
 }
 
 std::string describe(const HandshakeLine& line, const char* tag) {
@@ -53,6 +70,10 @@ std::string describe(const HandshakeLine& line, const char* tag) {
     text += name(call.dtype);
     if (reduces(call.collective)) text += concat(", ", name(call.op));
     if (has_root(call.collective)) text += concat(", root ", call.root);
+    if (call.wire) {
+      text += concat(", sent as ", name(call.wire->dtype));
+      if (call.wire->block > 0) text += concat(" in blocks of ", call.wire->block);
+    }
     if (line.fingerprint[2] != 0 && tag_text.empty()) {
       char hash[32];
       std::snprintf(hash, sizeof(hash), ", layout %08x",
@@ -84,7 +105,7 @@ void write_fingerprint(const Group& group, uint64_t sequence, const Request& req
   const bool has_op = reduces(request.collective);
   line->fingerprint[0] =
       pack(Call{Status::kAccepted, request.collective, has_op ? request.op : ReduceOp::kSum,
-                request.dtype, has_root(request.collective) ? request.root : 0});
+                request.dtype, has_root(request.collective) ? request.root : 0, request.wire});
   // The ranks of an all_to_all may send different numbers of elements, which it compares by itself.
   line->fingerprint[1] = request.collective == Collective::kAllToAll ? 0 : request.numel;
   line->fingerprint[2] = request.layout_hash ^ hash_of(request.tag);
@@ -99,7 +120,7 @@ void write_fingerprint(const Group& group, uint64_t sequence, const Request& req
 
 void write_refusal(HandshakeLine* line, size_t payload_bytes, const std::string& text) {
   line->fingerprint[0] =
-      pack(Call{Status::kRefused, Collective::kBarrier, ReduceOp::kSum, DType::kUInt8, 0});
+      pack(Call{Status::kRefused, Collective::kBarrier, ReduceOp::kSum, DType::kUInt8, 0, {}});
   line->fingerprint[1] = line->fingerprint[2] = 0;
   auto* out = reinterpret_cast<char*>(GroupPage::payload(line, payload_bytes));
   const size_t length = std::min(text.size(), payload_bytes - 1);

@@ -54,7 +54,7 @@ void MessageQueue::submit(const OperationPtr& operation) {
   Event& event = operation->event;
   event.operation = operation->is_send ? "send" : "recv";
   event.peer = operation->peer;
-  event.dtype = operation->dtype;
+  event.dtype = event.wire_dtype = operation->dtype;
   event.nbytes = operation->nbytes;
   event.started_ns = event.queued_ns;
   event.algorithm = operation->nbytes <= payload_bytes_ ? "eager" : "rendezvous";

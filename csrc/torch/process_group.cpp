@@ -460,4 +460,8 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::recvAnysource(Tensors& tensors, 
   return receive(tensors, kAnySource, tag, c10d::OpType::RECVANYSOURCE);
 }
 
+// For on_wire.cpp.
+template ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launch(const Call&, Tensors,
+                                                                const BuildRequests&);
+
 }  // namespace pycoll::torch_adapter

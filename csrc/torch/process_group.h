@@ -91,6 +91,18 @@ class ProcessGroupPycoll final : public c10d::Backend {
                         std::vector<int64_t>& input_splits,
                         const c10d::AllToAllOptions& opts) override;
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+
+  // A collective whose elements travel in another dtype (docs/quantisation.md): all_reduce, all_gather or reduce_scatter.
+  struct WireCall {
+    std::string collective;
+    c10d::ReduceOp op;
+    bool lists;  // all_gather's output, or reduce_scatter's input, is a list of one tensor a rank
+    at::ScalarType wire_dtype;
+    int64_t block;  // elements a scale; of 8-bit types
+    bool async;
+  };
+  WorkPtr on_wire(const WireCall& call, const Tensors& outputs, const Tensors& inputs);
+
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
   WorkPtr send(Tensors& tensors, int dst, int tag) override;
@@ -118,6 +130,7 @@ class ProcessGroupPycoll final : public c10d::Backend {
   c10::intrusive_ptr<Backend> subgroup(const c10::intrusive_ptr<c10d::Store>& store,
                                        const std::vector<int>& ranks,
                                        const c10::intrusive_ptr<Options>& given) const;
+  using BuildRequests = std::function<std::vector<Request>(TensorSet*)>;
   template <class Make>
   c10::intrusive_ptr<Backend> once_for_all_devices(const c10::intrusive_ptr<c10d::Store>& store,
                                                    const std::vector<int>& ranks, const Make& make);

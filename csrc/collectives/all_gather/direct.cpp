@@ -1,6 +1,7 @@
 // all_gather, direct: every rank shows its tensor, all copy it. Beside the handshake's signal where all tensors fit there, else
 // in blocks through staging. Nothing is forwarded: a rank writes its tensor once and reads those of the others. Tensors may differ in size.
 #include "collectives/staged_exchange.h"
+#include "collectives/wire.h"
 
 namespace pycoll {
 namespace {
@@ -21,48 +22,48 @@ void copy_own(const Request& request, size_t rank) {
 
 bool publish(const Context& context) {
   const Request& request = context.request;
-  const size_t itemsize = request.itemsize();
-  const size_t most_bytes = request.output.most_numel() * itemsize;
+  const size_t most_bytes = request.wire_nbytes(request.output.most_numel());
   if (!context.fits_payload(most_bytes)) return false;
   const size_t numel = request.input.numel(0);
-  request.input.copy_from_chunk(context.my_payload(most_bytes), 0, 0, numel, itemsize);
-  context.count_written(numel * itemsize);
+  write_run(request, 0, {0, numel}, context.my_payload(most_bytes));
+  context.count_written(request.wire_nbytes(numel));
   return true;
 }
 
-// Copies what follows `begin` in the tensors of all peers, at most `most` elements each.
+// Copies what follows `begin` in the tensors of all peers, at most `most` elements each. What was encoded is read back by its
+// own rank, too, so that all end with the same bits.
 template <class SourceOf>
 void copy_from_peers(const Context& context, size_t begin, size_t most, const SourceOf& source_of) {
   const Request& request = context.request;
   for (int r = 0; r < context.world_size(); ++r) {
     const size_t chunk = static_cast<size_t>(r);
     const size_t all = request.output.numel(chunk);
-    if (r == context.rank() || begin >= all) continue;
-    const size_t numel = std::min(most, all - begin);
-    request.output.copy_to_chunk(source_of(r), chunk, begin, numel, request.itemsize());
-    context.count_read(numel * request.itemsize());
+    if ((r == context.rank() && !request.wire) || begin >= all) continue;
+    const Range range{begin, std::min(most, all - begin)};
+    read_run(request, chunk, range, source_of(r));
+    if (r != context.rank()) context.count_read(request.wire_nbytes(range.numel));
   }
 }
 
 Task run(Context context) {
   const Request& request = context.request;
-  const size_t itemsize = request.itemsize();
   const size_t most_numel = request.output.most_numel();
-  const size_t most_bytes = most_numel * itemsize;
-  copy_own(request, static_cast<size_t>(context.rank()));
+  const size_t most_bytes = request.wire_nbytes(most_numel);
+  if (!request.wire) copy_own(request, static_cast<size_t>(context.rank()));
   if (context.fits_payload(most_bytes)) {
     copy_from_peers(context, 0, most_numel, [&](int r) { return context.payload(r, most_bytes); });
     co_return;
   }
-  const size_t block_numel = context.group.facts().staging_bytes / itemsize;
-  StagedExchange exchange(context, block_numel * itemsize, ceil_div(most_numel, block_numel));
+  const size_t block_numel = run_numel(request, context.group.facts().staging_bytes);
+  StagedExchange exchange(context, request.wire_nbytes(block_numel),
+                          ceil_div(most_numel, block_numel));
   const auto write = [&](size_t block, std::byte* slot) {
     const size_t begin = block * block_numel;
     const size_t all = request.input.numel(0);
     if (begin >= all) return;
     const size_t numel = std::min(block_numel, all - begin);
-    request.input.copy_from_chunk(slot, 0, begin, numel, itemsize);
-    context.count_written(numel * itemsize);
+    write_run(request, 0, {begin, numel}, slot);
+    context.count_written(request.wire_nbytes(numel));
   };
   const auto read = [&](size_t block) {
     copy_from_peers(context, block * block_numel, block_numel,
@@ -73,6 +74,6 @@ Task run(Context context) {
 
 }  // namespace
 
-const Algorithm kAllGatherDirect{"direct", Collective::kAllGather, publish, run};
+const Algorithm kAllGatherDirect{"direct", Collective::kAllGather, publish, run, true};
 
 }  // namespace pycoll

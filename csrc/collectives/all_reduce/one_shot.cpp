@@ -14,34 +14,34 @@ namespace {
 
 Task run(Context context) {
   const Request& request = context.request;
-  if (context.fits_payload(request.nbytes())) {
+  if (context.fits_payload(request.wire_nbytes(request.numel))) {
     reduce_payloads(context);
     co_return;
   }
-  const size_t itemsize = request.itemsize();
-  const size_t block_numel = context.group.facts().staging_bytes / itemsize;
+  const size_t block_numel = run_numel(request, context.group.facts().staging_bytes);
   const auto numel_of = [&](size_t block) {
     return std::min(block_numel, request.numel - block * block_numel);
   };
-  StagedExchange exchange(context, block_numel * itemsize, ceil_div(request.numel, block_numel));
+  StagedExchange exchange(context, request.wire_nbytes(block_numel),
+                          ceil_div(request.numel, block_numel));
   std::vector<const std::byte*> sources(static_cast<size_t>(context.world_size()));
   const auto write = [&](size_t block, std::byte* slot) {
-    request.input.copy_from_chunk(slot, 0, block * block_numel, numel_of(block), itemsize);
-    context.count_written(numel_of(block) * itemsize);
+    write_run(request, 0, {block * block_numel, numel_of(block)}, slot);
+    context.count_written(request.wire_nbytes(numel_of(block)));
   };
   const auto read = [&](size_t block) {
     for (int r = 0; r < context.world_size(); ++r) {
-      sources[static_cast<size_t>(r)] = r == context.rank() ? nullptr : exchange.slot_of(r, block);
+      sources[static_cast<size_t>(r)] = exchange.slot_of(r, block);
     }
     reduce_in_rank_order(context, {0, block * block_numel, numel_of(block), block * block_numel},
                          sources.data(), nullptr);
-    context.count_read((sources.size() - 1) * numel_of(block) * itemsize);
+    context.count_read((sources.size() - 1) * request.wire_nbytes(numel_of(block)));
   };
   co_await exchange.run(write, read);
 }
 
 }  // namespace
 
-const Algorithm kAllReduceOneShot{"one_shot", Collective::kAllReduce, publish_input, run};
+const Algorithm kAllReduceOneShot{"one_shot", Collective::kAllReduce, publish_input, run, true};
 
 }  // namespace pycoll

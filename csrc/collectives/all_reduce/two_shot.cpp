@@ -17,6 +17,6 @@ Task run(Context context) {
 
 }  // namespace
 
-const Algorithm kAllReduceTwoShot{"two_shot", Collective::kAllReduce, publish, run};
+const Algorithm kAllReduceTwoShot{"two_shot", Collective::kAllReduce, publish, run, true};
 
 }  // namespace pycoll

@@ -10,14 +10,26 @@
 namespace pycoll {
 namespace {
 
+// Beside a signal, the runs of chunks follow one another: where that of `chunk` begins, in bytes.
+size_t run_offset(const Request& request, size_t chunk) {
+  size_t offset = 0;
+  for (size_t c = 0; c < chunk; ++c) offset += request.wire_nbytes(request.input.numel(c));
+  return offset;
+}
+
 size_t input_bytes(const Context& context) {
-  return context.request.input.total_numel() * context.request.itemsize();
+  return run_offset(context.request, context.request.input.num_chunks());
+}
+
+// A rank adds its own chunk from its input; if contributions are encoded, its own is, too.
+bool is_shown(const Context& context, size_t chunk) {
+  return static_cast<int>(chunk) != context.rank() || context.request.wire;
 }
 
 void show(const Context& context, size_t chunk, Range range, std::byte* where) {
-  const size_t itemsize = context.request.itemsize();
-  context.request.input.copy_from_chunk(where, chunk, range.begin, range.numel, itemsize);
-  context.count_written(range.numel * itemsize);
+  write_run(context.request, chunk, range, where);
+  if (static_cast<int>(chunk) != context.rank())
+    context.count_written(context.request.wire_nbytes(range.numel));
 }
 
 // Reduces elements of this rank's chunk; source_of(r) points at those that rank r showed.
@@ -25,12 +37,13 @@ template <class SourceOf>
 void reduce_own(const Context& context, Range range, const SourceOf& source_of) {
   std::vector<const std::byte*> sources(static_cast<size_t>(context.world_size()));
   for (int r = 0; r < context.world_size(); ++r) {
-    sources[static_cast<size_t>(r)] = r == context.rank() ? nullptr : source_of(r);
+    const bool own = r == context.rank() && !context.request.wire;
+    sources[static_cast<size_t>(r)] = own ? nullptr : source_of(r);
   }
   reduce_in_rank_order(context,
                        {static_cast<size_t>(context.rank()), range.begin, range.numel, range.begin},
                        sources.data(), nullptr);
-  context.count_read((sources.size() - 1) * range.numel * context.request.itemsize());
+  context.count_read((sources.size() - 1) * context.request.wire_nbytes(range.numel));
 }
 
 bool publish(const Context& context) {
@@ -39,9 +52,8 @@ bool publish(const Context& context) {
   if (!context.fits_payload(nbytes)) return false;
   std::byte* payload = context.my_payload(nbytes);
   for (size_t chunk = 0; chunk < request.input.num_chunks(); ++chunk) {
-    const size_t numel = request.input.numel(chunk);
-    if (static_cast<int>(chunk) != context.rank()) show(context, chunk, {0, numel}, payload);
-    payload += numel * request.itemsize();
+    if (is_shown(context, chunk))
+      show(context, chunk, {0, request.input.numel(chunk)}, payload + run_offset(request, chunk));
   }
   return true;
 }
@@ -52,7 +64,7 @@ Task run(Context context) {
   const size_t my_numel = request.input.numel(me);
   const size_t nbytes = input_bytes(context);
   if (context.fits_payload(nbytes)) {
-    const size_t offset = packed_begin(request.input, me) * request.itemsize();
+    const size_t offset = run_offset(request, me);
     reduce_own(context, {0, my_numel}, [&](int r) { return context.payload(r, nbytes) + offset; });
     co_return;
   }
@@ -62,7 +74,7 @@ Task run(Context context) {
   const auto write = [&](size_t block, std::byte* slot) {
     for (size_t chunk = 0; chunk < n; ++chunk) {
       const Range strip = blocks.strip(block, request.input.numel(chunk));
-      if (chunk != me) show(context, chunk, strip, slot + chunk * blocks.stride);
+      if (is_shown(context, chunk)) show(context, chunk, strip, slot + chunk * blocks.stride);
     }
   };
   const auto read = [&](size_t block) {
@@ -74,6 +86,6 @@ Task run(Context context) {
 
 }  // namespace
 
-const Algorithm kReduceScatterDirect{"direct", Collective::kReduceScatter, publish, run};
+const Algorithm kReduceScatterDirect{"direct", Collective::kReduceScatter, publish, run, true};
 
 }  // namespace pycoll

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "base/dtype.h"
 #include "base/reduce_op.h"
@@ -21,6 +22,13 @@ using CombineFn = void (*)(void* dst, const void* a, const void* b, size_t numel
 using ScaleFn = void (*)(void* data, double factor, size_t numel);
 using DivideFn = void (*)(void* data, int divisor, size_t numel);
 
+// The bits of the largest magnitude of float32 elements. As integers they are ordered like magnitudes, and NaN comes last.
+using AmaxFn = uint32_t (*)(const void* src, size_t numel);
+// codes = float32 elements / scale, rounded to nearest even; what lies beyond the largest code becomes the largest code.
+using QuantiseFn = void (*)(void* codes, const void* src, float scale, size_t numel);
+// dst = codes * scale in float32.
+using DequantiseFn = void (*)(void* dst, const void* codes, float scale, size_t numel);
+
 struct TileKernels {
   const char* instruction_set;
   // Indexed by storage dtype; null where storage and accumulate type are the same. Integers widen only for AVG.
@@ -30,6 +38,13 @@ struct TileKernels {
   CombineFn combine[kNumDTypes][kNumReduceOps];
   ScaleFn scale[kNumDTypes];
   DivideFn divide[kNumDTypes];
+  AmaxFn amax;
+  // Indexed by the dtype of the codes: float8_e4m3fn, float8_e5m2, int8.
+  QuantiseFn quantise[kNumDTypes];
+  DequantiseFn dequantise[kNumDTypes];
+  // As narrow, but a number that is too large becomes the largest one; float8_e4m3fn and float8_e5m2. Infinities stay
+  // infinite where the type has them, else they become NaN.
+  NarrowFn saturate[kNumDTypes];
 };
 
 const TileKernels& tile_kernels();
