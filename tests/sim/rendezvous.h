@@ -1,8 +1,9 @@
-// Where threads of a block meet: __syncthreads, named barriers, warp functions, the lanes of a line. The last to arrive does what is
-// to be done for all of them; then all go on.
+// Where threads of a block meet: __syncthreads, named barriers, warp functions, the lanes of a line. The last to arrive does what
+// is to be done for all of them; then all go on.
 #pragma once
 
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -31,26 +32,43 @@ struct RendezvousKey {
 
 class Rendezvous {
  public:
+  using Act = std::function<void(std::vector<Thread*>&)>;
   struct Meeting {
     int num_expected;
     bool synchronises;  // what the threads wrote before is seen by all of them afterwards
     const char* name;   // for reports
-    std::string where;
   };
 
   // The calling thread arrives and returns when all have. `act` is called once, with all of them, before any goes on.
-  void arrive(const Meeting& meeting, const std::function<void(std::vector<Thread*>&)>& act);
+  void arrive(const Meeting& meeting, const Act& act);
   // A thread that was expected has ended.
   void expect(int num_expected);
+  bool is_empty() const { return arrived_.empty(); }
 
  private:
   void complete();
 
   std::vector<Thread*> arrived_;
-  std::function<void(std::vector<Thread*>&)> act_;
+  Act act_;
+  const char* name_ = nullptr;
   bool synchronises_ = false;
   uint64_t generation_ = 0;
   char tags_[2] = {};  // for ThreadSanitizer, used in turn
 };
+
+// What kernels call, for the running thread.
+namespace meet {
+void block_barrier(const char* name);
+// True if the condition holds for every thread of the block that has not ended.
+bool block_all(bool condition);
+void named_barrier(int barrier, int num_threads);
+void warp_barrier(uint32_t mask);
+uint32_t ballot(uint32_t mask, bool condition);
+uint64_t shuffle(uint32_t mask, uint64_t value, int source_lane);
+// Memory that the threads of the block share; `key` names it within the kernel.
+void* shared_array(const char* key, size_t nbytes);
+// Eight lanes arrive; `act` moves their line.
+void line(void* address, uint64_t (&parts)[2], const Rendezvous::Act& act);
+}  // namespace meet
 
 }  // namespace pycoll::sim

@@ -17,6 +17,7 @@
 #include <tuple>
 #include <vector>
 
+#include "buffers.h"
 #include "fiber.h"
 #include "random.h"
 #include "rendezvous.h"
@@ -36,7 +37,6 @@ struct Access {
   const char* name = nullptr;  // of the function
   const void* address = nullptr;
   size_t nbytes = 0;
-  uint64_t value = 0;
   Where where;
 };
 
@@ -53,9 +53,10 @@ struct Thread {
   State state = State::kReady;
   size_t ready_position = 0;  // in the scheduler's list, while ready
   Access last_access;
-  std::string waits_for;  // while it waits
+  bool reads_newest = false;
+  const char* waits_for = "";  // while it waits
 
-  // Places polled since the last spin, and how often each had been written when it was polled.
+  // Places polled last before a spin, and how often each had been written when it was polled.
   static constexpr int kMaxPolls = 8;
   struct Poll {
     uint32_t place;
@@ -76,38 +77,38 @@ struct Block {
   std::vector<Thread*> threads;
   int num_alive = 0;
   std::map<RendezvousKey, Rendezvous> rendezvous;
-  std::map<const void*, std::vector<std::byte>> shared_arrays;
+  std::map<std::string, std::unique_ptr<std::byte[]>> shared_arrays;
 };
 
 class Scheduler {
  public:
-  Scheduler(std::vector<Stream>* streams, const Options& options);
+  Scheduler(std::vector<Stream>* streams, const BufferMap* buffers, const Options& options);
   ~Scheduler();
 
   Report run();
 
-  // ---- for simulated threads
+  // ---- for simulated threads. What writes is not inline: kernels, into which it would go, are watched by ThreadSanitizer.
 
   static Scheduler* current() { return current_; }
   Thread& self() { return *self_; }
   bool is_weak() const { return options_.memory == Memory::kWeak; }
   bool tears_lines() const { return options_.tear_lines; }
+  // Loads of this thread give the newest value: it has waited long enough for one.
+  bool must_read_newest() const { return self_->reads_newest; }
   WeakMemory& weak_memory() { return weak_memory_; }
   Random& random() { return random_; }
+  bool toss_coin();
 
   // Before every visible access: perhaps another thread goes on first.
-  void before_access(const char* name, const void* address, size_t nbytes, Where where) {
-    self_->last_access = {name, address, nbytes, 0, where};
-    ++accesses_;
-    if (--accesses_until_preemption_ <= 0) preempt();
-  }
+  void before_access(const char* name, const void* address, size_t nbytes, const Where& where);
   void preempt();
+  void check_race(const void* address, size_t nbytes, RaceDetector::Access access);
   void note_poll(const void* address);
   void note_store(const void* address, size_t nbytes);
   void spin();
   uint64_t clock_ns();
 
-  void wait(std::string what);  // until wake()
+  void wait(const char* what);  // until wake()
   void wake(Thread& thread);
   // Ends the run.
   [[noreturn]] void fail(Verdict verdict, const std::string& text);
@@ -132,6 +133,8 @@ class Scheduler {
   };
 
   static void thread_main(void* thread);
+  void enter(Thread& thread);
+  [[noreturn]] void fail_access();
 
   void start_blocks();
   bool start_next_block(int rank);
@@ -155,15 +158,19 @@ class Scheduler {
 
   static thread_local Scheduler* current_;
 
+  std::vector<Stream>* const streams_;
+  const BufferMap* const buffers_;
   const Options options_;
   Random random_;
   WeakMemory weak_memory_;
+  RaceDetector race_detector_;
   StackPool stacks_;
   std::vector<Queue> queues_;
   std::vector<int> resident_blocks_;  // of each device
   std::deque<Thread> threads_;        // of this run, the finished ones too
   std::deque<Block> blocks_;
   std::map<std::tuple<int, int, int>, int> clock_indices_;  // of rank, block, thread
+  std::vector<std::string> names_of_clocks_;
 
   Thread* self_ = nullptr;
   std::vector<Thread*> ready_;
@@ -182,6 +189,7 @@ class Scheduler {
   int idle_rounds_ = 0;
   uint64_t idle_ns_ = 0;
   int spins_in_a_row_ = 0;
+  bool has_failed_ = false;
   char start_tag_ = 0;  // for ThreadSanitizer
   Report report_;
 };

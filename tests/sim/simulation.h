@@ -13,18 +13,22 @@
 #include <string>
 #include <vector>
 
+#include "buffers.h"
+
 namespace pycoll::sim {
 
 enum class Memory {
   kStrong,  // a store is seen by every load that comes after it
-  kWeak,    // a load may give an older value unless a release and an acquire forbid it (weak_memory.h)
+  kWeak,  // a load may give an older value unless a release and an acquire forbid it (weak_memory.h)
 };
 
 struct Options {
   uint64_t seed = 1;
-  int preempt_percent = 10;  // chance that a thread is left before an access to memory that others see
+  int preempt_percent =
+      10;  // chance that a thread is left before an access to memory that others see
   Memory memory = Memory::kStrong;
-  bool check_races = true;  // of weak memory: report plain accesses that are not ordered with others'
+  bool check_races =
+      true;  // of weak memory: report plain accesses that are not ordered with others'
   bool tear_lines = false;  // lines of 128 bytes arrive in parts
   // Blocks that run at once on a device; the others wait until one ends. 0: no limit.
   int resident_blocks = 0;
@@ -81,12 +85,16 @@ class Simulation {
   Simulation& operator=(const Simulation&) = delete;
 
   Stream* stream(int rank) { return &streams_[static_cast<size_t>(rank)]; }
+  // Memory that kernels may touch. Until one is added, they may touch all.
+  BufferMap& buffers() { return buffers_; }
 
   // Everything that was launched since the last run. After a verdict other than kDone the simulation is used up.
   Report run();
 
  private:
+  const Options options_;
   std::vector<Stream> streams_;
+  BufferMap buffers_;
   std::unique_ptr<Scheduler> scheduler_;
 };
 

@@ -4,11 +4,10 @@
 // |----------------------------------|---------------------------------------------------------------------------------|
 // | load_acquire, store_release      | what was written before the release is seen after the acquire that reads it      |
 // | load_relaxed, store_relaxed      | one word, all or nothing; orders nothing else                                    |
-// | fetch_add_acquire_release, ..._relaxed | read and write in one, of which every other access is before or after      |
+// | fetch_add_relaxed, fetch_max_relaxed | read and write in one, of which every other access is before or after       |
 // | load_plain, store_plain          | no order and no atomicity: only where a release and an acquire keep others away  |
 // | load_two_atoms, store_two_atoms  | each 8-byte half all or nothing, in any order; orders nothing else               |
 // | load_line, store_line            | 8 lanes move 128 bytes that arrive together; orders nothing else                 |
-// | fence_system                     | makes relaxed accesses around it order like releases and acquires                |
 //
 // All have system scope: the other side may be a thread of this GPU, of another one, or of the host. Addresses lie in global
 // memory and are aligned to the size of the access. A relaxed or atom access never races; a plain one must not meet any access
@@ -66,22 +65,6 @@ PYCOLL_DEVICE void store_relaxed(uint64_t* p, uint64_t x) {
 }
 
 // Return what the word held before.
-PYCOLL_DEVICE uint32_t fetch_add_acquire_release(uint32_t* p, uint32_t x) {
-  uint32_t before;
-  asm volatile("atom.acq_rel.sys.global.add.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(p), "r"(x)
-               : "memory");
-  return before;
-}
-PYCOLL_DEVICE uint64_t fetch_add_acquire_release(uint64_t* p, uint64_t x) {
-  uint64_t before;
-  asm volatile("atom.acq_rel.sys.global.add.u64 %0, [%1], %2;"
-               : "=l"(before)
-               : "l"(p), "l"(x)
-               : "memory");
-  return before;
-}
 PYCOLL_DEVICE uint32_t fetch_add_relaxed(uint32_t* p, uint32_t x) {
   uint32_t before;
   asm volatile("atom.relaxed.sys.global.add.u32 %0, [%1], %2;"
@@ -90,18 +73,14 @@ PYCOLL_DEVICE uint32_t fetch_add_relaxed(uint32_t* p, uint32_t x) {
                : "memory");
   return before;
 }
-PYCOLL_DEVICE uint64_t fetch_add_relaxed(uint64_t* p, uint64_t x) {
-  uint64_t before;
-  asm volatile("atom.relaxed.sys.global.add.u64 %0, [%1], %2;"
-               : "=l"(before)
-               : "l"(p), "l"(x)
+PYCOLL_DEVICE uint32_t fetch_max_relaxed(uint32_t* p, uint32_t x) {
+  uint32_t before;
+  asm volatile("atom.relaxed.sys.global.max.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(p), "r"(x)
                : "memory");
   return before;
 }
-
-// Acquire and release in one, for all accesses of this thread: relaxed stores after it release what came before it, and
-// relaxed loads before it acquire for what comes after it.
-PYCOLL_DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 // ---- payload
 
