@@ -3,6 +3,7 @@
 namespace pycoll::cuda {
 
 void launch_barrier(const BarrierArgs& args, LaunchConfig config, void* stream) {
+  PYCOLL_CHECK(config.num_blocks == 1);
   launch<BarrierKernel>(args, config, stream);
 }
 

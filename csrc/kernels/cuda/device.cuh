@@ -4,9 +4,9 @@
 // A kernel is a struct: `Args`, `kMaxThreads`, and `static PYCOLL_DEVICE void run(const Args&)`. `launch<Kernel>(...)` runs it.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
+
+#include <cuda_runtime.h>
 
 #include "base/error.h"
 #include "kernels/cuda/launch.h"
@@ -16,13 +16,13 @@
 // `name` is an array of `count` elements that the threads of a block share; it is not initialised.
 #define PYCOLL_SHARED(type, name, count) __shared__ type name[count]
 
-#define PYCOLL_CUDA_CHECK(call)                                                           \
-  do {                                                                                    \
-    const cudaError_t status = (call);                                                    \
-    if (status != cudaSuccess) {                                                          \
-      ::pycoll::fail(::pycoll::ErrorKind::kSystem, #call, ": ", cudaGetErrorName(status), \
-                     ", ", cudaGetErrorString(status));                                   \
-    }                                                                                     \
+#define PYCOLL_CUDA_CHECK(call)                                                                 \
+  do {                                                                                          \
+    const cudaError_t status = (call);                                                          \
+    if (status != cudaSuccess) {                                                                \
+      ::pycoll::fail(::pycoll::ErrorKind::kSystem, #call, ": ", cudaGetErrorName(status), ", ", \
+                     cudaGetErrorString(status));                                               \
+    }                                                                                           \
   } while (false)
 
 namespace pycoll::cuda {
@@ -78,8 +78,8 @@ __global__ void __launch_bounds__(Kernel::kMaxThreads)
 // Puts the kernel into the stream. What goes wrong while it runs is seen by later calls of the runtime.
 template <class Kernel>
 void launch(const typename Kernel::Args& args, LaunchConfig config, void* stream) {
-  run_kernel<Kernel><<<config.num_blocks, config.threads_per_block, 0,
-                       static_cast<cudaStream_t>(stream)>>>(args);
+  run_kernel<Kernel>
+      <<<config.num_blocks, config.threads_per_block, 0, static_cast<cudaStream_t>(stream)>>>(args);
   PYCOLL_CUDA_CHECK(cudaGetLastError());
 }
 

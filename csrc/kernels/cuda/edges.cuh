@@ -34,10 +34,11 @@ struct PartOfSize<8> {
 // What an element's address is aligned to: complex numbers to their halves.
 template <class Element>
 inline constexpr size_t kPartBytes =
-    sizeof(typename Element::Storage) / (info(Element::kDType).dtype_class == DTypeClass::kComplex ? 2 : 1);
+    sizeof(typename Element::Storage) /
+    (info(Element::kDType).dtype_class == DTypeClass::kComplex ? 2 : 1);
 
 template <class Element>
-using Part = typename PartOfSize<kPartBytes<Element>>::Type;
+using PartOf = typename PartOfSize<kPartBytes<Element>>::Type;
 
 // The first `nbytes` of a unit; zeros follow.
 template <class Part>
@@ -60,13 +61,13 @@ PYCOLL_DEVICE void store_edge(Part* to, const Vector16& unit, size_t nbytes) {
     if (i * sizeof(Part) < nbytes) peer::store_plain(to + i, parts[i]);
 }
 
-// User memory as units. `Byte` is std::byte or const std::byte.
-template <class Element, class Byte>
+// User memory as units. `Byte` is std::byte or const std::byte; addresses are aligned to a `Part`.
+template <class Part, class Byte>
 class Units {
  public:
-  PYCOLL_DEVICE Units(Byte* data, size_t numel)
+  PYCOLL_DEVICE Units(Byte* data, size_t nbytes)
       : data_(data),
-        nbytes_(numel * sizeof(typename Element::Storage)),
+        nbytes_(nbytes),
         num_vectors_(is_aligned(data) ? nbytes_ / sizeof(Vector16) : 0) {}
 
   PYCOLL_DEVICE size_t num_units() const { return ceil_div(nbytes_, sizeof(Vector16)); }
@@ -74,7 +75,7 @@ class Units {
   PYCOLL_DEVICE Vector16 load(size_t unit) const {
     const Byte* from = data_ + unit * sizeof(Vector16);
     if (unit < num_vectors_) return peer::load_plain(reinterpret_cast<const Vector16*>(from));
-    return load_edge(reinterpret_cast<const Part<Element>*>(from), bytes_from(unit));
+    return load_edge(reinterpret_cast<const Part*>(from), bytes_from(unit));
   }
 
   PYCOLL_DEVICE void store(size_t unit, const Vector16& value) const {
@@ -82,7 +83,7 @@ class Units {
     if (unit < num_vectors_) {
       peer::store_plain(reinterpret_cast<Vector16*>(to), value);
     } else {
-      store_edge(reinterpret_cast<Part<Element>*>(to), value, bytes_from(unit));
+      store_edge(reinterpret_cast<Part*>(to), value, bytes_from(unit));
     }
   }
 
@@ -92,9 +93,23 @@ class Units {
   }
   PYCOLL_DEVICE size_t bytes_from(size_t unit) const { return nbytes_ - unit * sizeof(Vector16); }
 
-  Byte* const data_;
-  const size_t nbytes_;
-  const size_t num_vectors_;  // units that one access reaches
+  Byte* data_;
+  size_t nbytes_;
+  size_t num_vectors_;  // units that one access reaches
 };
+
+// The same of elements. Element `begin` of `data` is the first.
+template <class Element>
+PYCOLL_DEVICE Units<PartOf<Element>, const std::byte> input_units(const void* data, size_t begin,
+                                                                  size_t numel) {
+  constexpr size_t kItem = sizeof(typename Element::Storage);
+  return {static_cast<const std::byte*>(data) + begin * kItem, numel * kItem};
+}
+template <class Element>
+PYCOLL_DEVICE Units<PartOf<Element>, std::byte> output_units(void* data, size_t begin,
+                                                             size_t numel) {
+  constexpr size_t kItem = sizeof(typename Element::Storage);
+  return {static_cast<std::byte*>(data) + begin * kItem, numel * kItem};
+}
 
 }  // namespace pycoll::cuda

@@ -138,14 +138,18 @@ PYCOLL_DEVICE void store_plain(uint64_t* p, uint64_t x) {
 // Each atom carries a flag beside its data, so no other signal is needed.
 PYCOLL_DEVICE Vector16 load_two_atoms(const Vector16* p) {
   uint64_t low, high;
-  asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "l"(p) : "memory");
+  asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(low), "=l"(high)
+               : "l"(p)
+               : "memory");
   return {static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32), static_cast<uint32_t>(high),
           static_cast<uint32_t>(high >> 32)};
 }
 PYCOLL_DEVICE void store_two_atoms(Vector16* p, const Vector16& v) {
   const uint64_t low = v.word[0] | uint64_t{v.word[1]} << 32;
   const uint64_t high = v.word[2] | uint64_t{v.word[3]} << 32;
-  asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(low), "l"(high) : "memory");
+  asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(low), "l"(high)
+               : "memory");
 }
 
 // A line of 128 bytes, aligned to 128. Lanes 8 k to 8 k + 7 of a warp call together and converged; lane 8 k + i passes the

@@ -1,7 +1,7 @@
 // Waiting for another rank, always with an end: signals, epochs, deadlines.
 //
-// An epoch counts the operations of one kind in a group, modulo 2^32. It lives in device memory, so that a captured graph can be
-// replayed: a kernel reads it, works in epoch + 1, and stores that when it ends.
+// An epoch counts the operations of a group, modulo 2^32. It lives in device memory, so that a captured graph can be replayed: a
+// kernel reads it, works in epoch + 1, and stores that when it ends.
 #pragma once
 
 #include <cstdint>
@@ -12,23 +12,26 @@
 
 namespace pycoll::cuda {
 
-// Whether a counter that only grows, modulo 2^32, has come to `expected`: right while the two are less than 2^31 apart.
+// Whether a counter that only grows, and wraps around, has come to `expected`: right while the two are less than half its range
+// apart.
 PYCOLL_HOST_DEVICE constexpr bool reached(uint32_t seen, uint32_t expected) {
   return static_cast<int32_t>(seen - expected) >= 0;
+}
+PYCOLL_HOST_DEVICE constexpr bool reached(uint64_t seen, uint64_t expected) {
+  return static_cast<int64_t>(seen - expected) >= 0;
 }
 
 PYCOLL_DEVICE bool aborted(const Watch& watch) { return peer::load_relaxed(watch.abort) != 0; }
 
 // The first failure of a grid writes the record; all later kernels of the group return at once.
-PYCOLL_DEVICE void report_failure(const Watch& watch, FailureKind kind, Phase phase,
-                                  int peer, uint64_t expected, uint64_t seen) {
+PYCOLL_DEVICE void report_failure(const Watch& watch, FailureKind kind, Phase phase, int peer,
+                                  uint64_t expected, uint64_t seen) {
   if (peer::fetch_add_relaxed(watch.abort, 1u) != 0) return;
   FailureRecord* record = watch.record;
   peer::store_relaxed(&record->phase, static_cast<uint32_t>(phase));
   peer::store_relaxed(reinterpret_cast<uint32_t*>(&record->rank),
                       static_cast<uint32_t>(watch.rank));
-  peer::store_relaxed(reinterpret_cast<uint32_t*>(&record->peer),
-                      static_cast<uint32_t>(peer));
+  peer::store_relaxed(reinterpret_cast<uint32_t*>(&record->peer), static_cast<uint32_t>(peer));
   peer::store_relaxed(&record->expected, expected);
   peer::store_relaxed(&record->seen, seen);
   peer::store_release(&record->kind, static_cast<uint32_t>(kind));
@@ -76,11 +79,12 @@ class BoundedSpin {
 
 // Until `signal`, which `peer` writes, has come to `expected`; what its writer did before is seen afterwards. False if it does
 // not come.
-PYCOLL_DEVICE bool wait_reached(const uint32_t* signal, uint32_t expected, Phase phase, int peer,
+template <class Word>
+PYCOLL_DEVICE bool wait_reached(const Word* signal, Word expected, Phase phase, int peer,
                                 const Watch& watch) {
   BoundedSpin spin(watch, phase, expected);
   for (;;) {
-    const uint32_t seen = peer::load_acquire(signal);
+    const Word seen = peer::load_acquire(signal);
     if (reached(seen, expected)) return true;
     if (!spin.again(peer, seen)) return false;
   }

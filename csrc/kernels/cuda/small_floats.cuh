@@ -12,7 +12,10 @@ PYCOLL_DEVICE float float_from_bfloat16(uint16_t bits) {
   return float_from_bits(uint32_t{bits} << 16);
 }
 
-enum class Overflow { kToInfinity, kToNan };  // kToNan: there is no infinity, and all bits set is NaN
+enum class Overflow {
+  kToInfinity,
+  kToNan
+};  // kToNan: there is no infinity, and all bits set is NaN
 
 template <int kMantissa, int kBias, Overflow kOverflow>
 struct Float8Format {
