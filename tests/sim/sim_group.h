@@ -82,8 +82,15 @@ class SimGroup {
   }
   // As if so many operations had been before.
   void set_epochs(uint32_t epoch) {
-    for (int rank = 0; rank < sizes.world_size; ++rank)
+    for (int rank = 0; rank < sizes.world_size; ++rank) {
       std::fill_n(epochs(rank), 2 * cuda::kMaxBlocks, epoch);
+      auto* const entries = control_[at(rank)].as<uint32_t>();
+      for (size_t i = 0; i < cuda::control_bytes(sizes.world_size) / 4; ++i) entries[i] = epoch;
+      const uint64_t signal = uint64_t{epoch} << 32;
+      std::fill_n(direct_signals_[at(rank)].as<uint64_t>(),
+                  cuda::direct_signal_bytes(sizes.world_size) / 8, signal);
+      std::fill_n(ring_signals_[at(rank)].as<uint64_t>(), cuda::ring_signal_bytes() / 8, signal);
+    }
   }
   cuda::FailureRecord& record(int rank) {
     return *reinterpret_cast<cuda::FailureRecord*>(watches_[at(rank)].as<std::byte>() +

@@ -169,14 +169,28 @@ struct ExchangeDirectArgs {
 // all_to_all, with uneven pieces too. A rank's own piece may already be where it belongs; otherwise nothing may overlap.
 void launch_exchange_direct(const ExchangeDirectArgs& args, LaunchConfig config, void* stream);
 
-// Arguments of collectives that are exchanges: `args` has group and staging set.
+// Collectives that are exchanges; `args` has group and staging set.
 //
 // all_gather: chunks in bytes; `input` is this rank's, `output` holds all.
-void fill_all_gather(ExchangeDirectArgs& args, const void* input, void* output,
-                     const ChunkTable& chunks);
+inline void fill_all_gather(ExchangeDirectArgs& args, const void* input, void* output,
+                            const ChunkTable& chunks) {
+  for (int rank = 0; rank < args.group.world_size; ++rank) {
+    args.send[rank] = input;
+    args.send_bytes[rank] = chunks.numel[args.group.rank];
+    args.receive[rank] = static_cast<std::byte*>(output) + chunks.begin[rank];
+    args.receive_bytes[rank] = chunks.numel[rank];
+  }
+}
 // broadcast: root's `input` goes to every rank's `output`.
-void fill_broadcast(ExchangeDirectArgs& args, const void* input, void* output, size_t nbytes,
-                    int root);
+inline void fill_broadcast(ExchangeDirectArgs& args, const void* input, void* output, size_t nbytes,
+                           int root) {
+  for (int rank = 0; rank < args.group.world_size; ++rank) {
+    args.send[rank] = input;
+    args.send_bytes[rank] = args.group.rank == root ? nbytes : 0;
+    args.receive[rank] = rank == root ? output : nullptr;
+    args.receive_bytes[rank] = rank == root ? nbytes : 0;
+  }
+}
 
 // ---- ring kernels (ring.cuh)
 
