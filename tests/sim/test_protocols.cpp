@@ -1,7 +1,7 @@
 // The signal protocols: many seeds under strong and weak memory (and, in that build, ThreadSanitizer), blocks that do not all fit,
 // torn lines, epochs that wrap around, and every way to fail.
 //
-// With arguments `seeds N` the number of seeds of each protocol is N.
+// PYCOLL_SIM_SEEDS and PYCOLL_SIM_MEMORY (strong, weak) choose for the tests that go through seeds.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -12,7 +12,6 @@
 #include "check.h"
 #include "collective_case.h"
 #include "kernels/cuda/edges.cuh"
-#include "kernels/cuda/exchange_direct.cuh"
 #include "sanitizers.h"
 #include "sim_group.h"
 #include "test_data.h"
@@ -45,14 +44,22 @@ CollectiveCase stress(Kernel kernel, Protocol protocol) {
   return what;
 }
 
+bool is_left_out(Memory memory) {
+  if (memory == Memory::kWeak && kThreadSanitizer) return true;
+  const char* const value = std::getenv("PYCOLL_SIM_MEMORY");
+  return value != nullptr && (std::string(value) == "weak") != (memory == Memory::kWeak);
+}
+
 void run_seeds(CollectiveCase what, Options options) {
   for (int seed = 1; seed <= num_seeds(); ++seed) {
     options.seed = static_cast<uint64_t>(seed);
     for (const Memory memory : {Memory::kStrong, Memory::kWeak}) {
-      if (kThreadSanitizer && memory == Memory::kWeak) continue;
+      if (is_left_out(memory)) continue;
       options.memory = memory;
-      what.world_size = 2 + seed % 3;
+      // Credits of a ring matter with more ranks than slots only: otherwise what has gone around says the same.
+      what.world_size = is_ring(what.kernel) && seed % 3 == 2 ? cuda::kRingSlots + 2 : 2 + seed % 3;
       what.dtype = seed % 4 == 0 ? DType::kBFloat16 : DType::kFloat32;
+      if (reduces(what.kernel)) what.op = seed % 4 == 1 ? ReduceOp::kMin : ReduceOp::kSum;
       options.preempt_percent = seed % 3 == 0 ? 50 : 10;
       const std::string complaint = run_case(what, options);
       CHECK(complaint.empty(), "seed %d, %s memory: %s", seed,
@@ -100,6 +107,7 @@ TEST(blocks_need_not_all_fit) {
 }
 
 TEST(epochs_wrap_around) {
+  if (kThreadSanitizer) return;  // what happens beside it is seen by the others
   // The last: packets of one-shot are swept before a flag comes again, in epochs 2^30 - 2 and 2^30 - 1.
   for (const uint32_t first : {0xfffffffdu, 0x7ffffffdu, (1u << 30) - 4}) {
     for (const Kernel kernel : kAllKernels) {
