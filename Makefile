@@ -17,7 +17,7 @@ TORCH_REQUIREMENT := $(or $(TORCH),$(shell grep '^torch==' requirements.txt))
 CXX_FILES = $(shell find csrc tests -name build -prune -o \
               \( -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \) -print 2>/dev/null)
 
-.PHONY: help demo build test test-quick test-full native-test lint format bench clean distclean
+.PHONY: help demo build test test-quick test-full native-test cuda-check lint format bench clean distclean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -46,6 +46,9 @@ test-full: build $(VENV)/.dev ## the suite with the full matrix
 native-test: $(VENV)/.dev ## C++ tests of the core, without torch
 	@if [ -x tests/native/run.sh ]; then PATH="$(CURDIR)/$(BIN):$$PATH" tests/native/run.sh $(ARGS); \
 	else echo "tests/native/run.sh is not there: nothing to run"; fi
+
+cuda-check: $(VENV)/.dev ## compile the CUDA kernels (ARCHS=sm_90a,…) and check registers, spills and accesses
+	$(BIN)/python tools/cuda_check.py $(if $(ARCHS),--archs $(ARCHS)) $(ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy and clang-format
 	$(BIN)/ruff check

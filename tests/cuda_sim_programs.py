@@ -22,7 +22,10 @@ def programs() -> list[str]:
 
 
 def build(
-    sanitizer: str, names: list[str], variables: dict[str, str] | None = None, timeout_s: float = 900
+    sanitizer: str,
+    names: list[str],
+    variables: dict[str, str] | None = None,
+    timeout_s: float = 900,
 ) -> None:
     """Brings programs up to date. `variables` are the Makefile's; BUILD says where they are built."""
     if shutil.which("make") is None or shutil.which(os.environ.get("CXX", "g++")) is None:

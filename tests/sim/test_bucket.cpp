@@ -235,8 +235,7 @@ class QuantiseRun {
     for (size_t i = 0; i < what.numel; ++i) {
       const size_t block = i / what.block_numel;
       const int spread = what.data == DType::kFloat16 ? 3 : 20;
-      float x = std::ldexp(random_float<float>(random),
-                           (static_cast<int>(block % 5) - 3) * spread);
+      float x = std::ldexp(random_float<float>(random), (static_cast<int>(block % 5) - 3) * spread);
       if (!std::isfinite(x)) x = 0.25f;
       if (block + 2 == num_blocks_) x = 0.0f;
       if (block + 1 == num_blocks_ && num_blocks_ > 2 && i % 7 == 0) x = NAN;
@@ -289,7 +288,8 @@ class QuantiseRun {
       return;
     }
     const float expected =
-        amax == 0 ? 1.0f : std::fmax(amax / static_cast<float>(what_.code.largest), 0x1p-126f);
+        amax == 0 ? 1.0f
+                  : std::fmax(amax * (1.0f / static_cast<float>(what_.code.largest)), 0x1p-126f);
     CHECK(scale == expected, "block %zu: scale %g, not %g", block, static_cast<double>(scale),
           static_cast<double>(expected));
     for (size_t i = begin; i < end; ++i) check_element(i, expected);
@@ -298,12 +298,12 @@ class QuantiseRun {
   void check_element(size_t i, float scale) {
     const float x = value(data_, i);
     uint8_t code;
-    store_float(what_.code.dtype, &code, x / scale);
+    store_float(what_.code.dtype, &code, x * (1.0f / scale));
     CHECK(codes_.data()[i] == code, "element %zu: code %u, not %u", i, codes_.data()[i], code);
     const double error = std::fabs(static_cast<double>(value(back_, i)) - x);
     const double magnitude = std::fabs(static_cast<double>(x));
     double bound = std::fmax(what_.code.relative * magnitude, what_.code.absolute * scale) +
-                   0x1p-22 * magnitude;
+                   0x1p-21 * magnitude;
     // And the rounding to the data's own type, down to its subnormal numbers.
     if (what_.data == DType::kFloat16) bound += 0x1p-11 * (magnitude + bound) + 0x1p-25;
     if (what_.data == DType::kBFloat16) bound += 0x1p-8 * (magnitude + bound);

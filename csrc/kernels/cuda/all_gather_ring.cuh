@@ -9,19 +9,15 @@ namespace pycoll::cuda {
 template <class Part, class Lanes>
 struct AllGatherRingKernel {
   using Args = AllGatherRingArgs;
-  static constexpr int kMaxThreads = 512;
+  static constexpr int kMaxThreads = 256;
 
   static PYCOLL_DEVICE void run(const Args& args) {
     const BlockGroup block;
     const Meeting meeting(args.group, block);
     if (!meeting.begin({}, nullptr)) return;
     Lanes lanes(args.group, args.staging, block, meeting.epoch());
-    size_t num_iterations = 0;
-    for (int rank = 0; rank < args.group.world_size; ++rank) {
-      const size_t of_rank = segments_of(args, rank).num_iterations();
-      if (of_rank > num_iterations) num_iterations = of_rank;
-    }
-    for (size_t j = 0; j < num_iterations; ++j)
+    const BlockSegments largest = largest_segments(args);
+    for (size_t j = 0; largest.has(j); ++j)
       if (!go_around(args, lanes, j)) return;
     meeting.end();
   }
@@ -29,6 +25,13 @@ struct AllGatherRingKernel {
  private:
   static PYCOLL_DEVICE BlockSegments segments_of(const Args& args, int rank) {
     return {ceil_div(args.chunks.numel[rank], kUnitBytes), args.staging.slot_units};
+  }
+  // Of the chunk that takes the most iterations.
+  static PYCOLL_DEVICE BlockSegments largest_segments(const Args& args) {
+    int largest = 0;
+    for (int rank = 1; rank < args.group.world_size; ++rank)
+      if (args.chunks.numel[rank] > args.chunks.numel[largest]) largest = rank;
+    return segments_of(args, largest);
   }
   static PYCOLL_DEVICE std::byte* output_chunk(const Args& args, int rank) {
     return static_cast<std::byte*>(args.output) + args.chunks.begin[rank];

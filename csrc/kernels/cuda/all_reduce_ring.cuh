@@ -11,37 +11,35 @@ namespace pycoll::cuda {
 template <class Element, class Lanes>
 struct AllReduceRingKernel {
   using Args = AllReduceRingArgs;
-  static constexpr int kMaxThreads = 512;
+  static constexpr int kMaxThreads = 256;
 
   static PYCOLL_DEVICE void run(const Args& args) {
     const BlockGroup block;
     const Meeting meeting(args.group, block);
     if (!meeting.begin({}, nullptr)) return;
     Lanes lanes(args.group, args.staging, block, meeting.epoch());
+    constexpr size_t kItem = sizeof(typename Element::Storage);
+    const Partition chunks(ceil_div(args.numel * kItem, kUnitBytes),
+                           static_cast<size_t>(args.group.world_size));
     // The first chunk is the largest.
-    const size_t num_iterations =
-        BlockSegments(chunk_of(args, 0).numel, args.staging.slot_units).num_iterations();
-    for (size_t j = 0; j < num_iterations; ++j)
-      if (!go_around(args, lanes, j)) return;
+    const BlockSegments largest(chunks.part(0).numel, args.staging.slot_units);
+    for (size_t j = 0; largest.has(j); ++j)
+      if (!go_around(args, lanes, chunks, j)) return;
     meeting.end();
   }
 
  private:
-  static PYCOLL_DEVICE Range chunk_of(const Args& args, int rank) {
-    constexpr size_t kItem = sizeof(typename Element::Storage);
-    return part(ceil_div(args.numel * kItem, kUnitBytes),
-                static_cast<size_t>(args.group.world_size), static_cast<size_t>(rank));
-  }
-
   // All steps of one segment of each chunk.
-  static PYCOLL_DEVICE bool go_around(const Args& args, Lanes& lanes, size_t iteration) {
+  static PYCOLL_DEVICE bool go_around(const Args& args, Lanes& lanes, const Partition& chunks,
+                                      size_t iteration) {
     const int n = args.group.world_size;
     const auto input = input_units<Element>(args.input, 0, args.numel);
     const auto output = output_units<Element>(args.output, 0, args.numel);
     RingSteps<Element, Lanes> steps(lanes, args.reduction);
     const int num_steps = 2 * n - 1;
     for (int step = 0; step < num_steps; ++step) {
-      const Range chunk = chunk_of(args, ring::all_reduce_chunk(args.group.rank, step, n));
+      const Range chunk =
+          chunks.part(static_cast<size_t>(ring::all_reduce_chunk(args.group.rank, step, n)));
       Range segment = BlockSegments(chunk.numel, args.staging.slot_units).segment(iteration);
       segment.begin += chunk.begin;
       const bool sends = step + 1 < num_steps;

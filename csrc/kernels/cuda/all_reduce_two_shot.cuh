@@ -24,7 +24,7 @@ namespace pycoll::cuda {
 template <class Element>
 struct AllReduceTwoShotKernel {
   using Args = AllReduceTwoShotArgs;
-  static constexpr int kMaxThreads = 512;
+  static constexpr int kMaxThreads = 256;
   static constexpr int kIn = 0;
   static constexpr int kOut = 1;
 
@@ -34,17 +34,19 @@ struct AllReduceTwoShotKernel {
     const Meeting meeting(args.group, block);
     if (!meeting.begin({args.reduction.factor}, factors)) return;
     const DirectLanes lanes(args.group, args.staging, block, meeting.epoch());
+    const Partition chunks(ceil_div(args.numel * kItem, kUnitBytes),
+                           static_cast<size_t>(args.group.world_size));
     // The first chunk is the largest, so all ranks count the same iterations.
-    const size_t num_iterations = segments_of(args, 0).num_iterations();
-    for (size_t j = 0; j < num_iterations; ++j) {
+    const BlockSegments largest(chunks.part(0).numel, args.staging.slot_units);
+    for (size_t j = 0; largest.has(j); ++j) {
       const auto done = static_cast<uint32_t>(j + 1);
-      send_inputs(args, block, lanes, j);
+      send_inputs(args, block, lanes, chunks, j);
       lanes.post(kIn, done, Everybody{});
       if (!lanes.wait(kIn, done, Phase::kDirectIn, Everybody{})) return;
-      reduce_own_chunk(args, block, lanes, j, factors);
+      reduce_own_chunk(args, block, lanes, chunks, j, factors);
       lanes.post(kOut, done, Everybody{});
       if (!lanes.wait(kOut, done, Phase::kDirectOut, Everybody{})) return;
-      copy_results(args, block, lanes, j);
+      copy_results(args, block, lanes, chunks, j);
     }
     meeting.end();
   }
@@ -52,42 +54,42 @@ struct AllReduceTwoShotKernel {
  private:
   static constexpr size_t kItem = sizeof(typename Element::Storage);
 
-  static PYCOLL_DEVICE Range chunk_of(const Args& args, int rank) {
-    return part(ceil_div(args.numel * kItem, kUnitBytes),
-                static_cast<size_t>(args.group.world_size), static_cast<size_t>(rank));
-  }
-  static PYCOLL_DEVICE BlockSegments segments_of(const Args& args, int rank) {
-    return {chunk_of(args, rank).numel, args.staging.slot_units};
+  // In units of the whole data.
+  static PYCOLL_DEVICE Range segment_of(const Args& args, const Partition& chunks, int rank,
+                                        size_t iteration) {
+    const Range chunk = chunks.part(static_cast<size_t>(rank));
+    Range segment = BlockSegments(chunk.numel, args.staging.slot_units).segment(iteration);
+    segment.begin += chunk.begin;
+    return segment;
   }
   static PYCOLL_DEVICE int next(const Args& args, int rank) {
     return ring::next(rank, args.group.world_size);
   }
 
   static PYCOLL_DEVICE void send_inputs(const Args& args, const BlockGroup& block,
-                                        const DirectLanes& lanes, size_t iteration) {
+                                        const DirectLanes& lanes, const Partition& chunks,
+                                        size_t iteration) {
     const auto input = input_units<Element>(args.input, 0, args.numel);
     const Share share = share_of_thread(block);
     for (int dst = next(args, args.group.rank); dst != args.group.rank; dst = next(args, dst)) {
       if (!lanes.is_peer(dst)) continue;
-      const size_t chunk_begin = chunk_of(args, dst).begin;
-      const Range segment = segments_of(args, dst).segment(iteration);
+      const Range segment = segment_of(args, chunks, dst, iteration);
       Vector16* const slot = lanes.slot(kIn, dst, args.group.rank);
       for (size_t i = share.first; i < segment.numel; i += share.stride)
-        peer::store_plain(slot + i, input.load(chunk_begin + segment.begin + i));
+        peer::store_plain(slot + i, input.load(segment.begin + i));
     }
   }
 
   static PYCOLL_DEVICE void reduce_own_chunk(const Args& args, const BlockGroup& block,
-                                             const DirectLanes& lanes, size_t iteration,
-                                             const double* factors) {
+                                             const DirectLanes& lanes, const Partition& chunks,
+                                             size_t iteration, const double* factors) {
     const int self = args.group.rank;
     const auto input = input_units<Element>(args.input, 0, args.numel);
     const auto output = output_units<Element>(args.output, 0, args.numel);
-    const size_t chunk_begin = chunk_of(args, self).begin;
-    const Range segment = segments_of(args, self).segment(iteration);
+    const Range segment = segment_of(args, chunks, self, iteration);
     const Share share = share_of_thread(block);
     for (size_t i = share.first; i < segment.numel; i += share.stride) {
-      const size_t unit = chunk_begin + segment.begin + i;
+      const size_t unit = segment.begin + i;
       const auto takes_part = [&](int rank) { return rank == self || lanes.is_peer(rank); };
       const auto load = [&](int rank) {
         return rank == self ? input.load(unit) : peer::load_plain(lanes.slot(kIn, self, rank) + i);
@@ -101,16 +103,16 @@ struct AllReduceTwoShotKernel {
   }
 
   static PYCOLL_DEVICE void copy_results(const Args& args, const BlockGroup& block,
-                                         const DirectLanes& lanes, size_t iteration) {
+                                         const DirectLanes& lanes, const Partition& chunks,
+                                         size_t iteration) {
     const auto output = output_units<Element>(args.output, 0, args.numel);
     const Share share = share_of_thread(block);
     for (int src = next(args, args.group.rank); src != args.group.rank; src = next(args, src)) {
       if (!lanes.is_peer(src)) continue;
-      const size_t chunk_begin = chunk_of(args, src).begin;
-      const Range segment = segments_of(args, src).segment(iteration);
+      const Range segment = segment_of(args, chunks, src, iteration);
       const Vector16* const slot = lanes.slot(kOut, args.group.rank, src);
       for (size_t i = share.first; i < segment.numel; i += share.stride)
-        output.store(chunk_begin + segment.begin + i, peer::load_plain(slot + i));
+        output.store(segment.begin + i, peer::load_plain(slot + i));
     }
   }
 };

@@ -26,9 +26,7 @@ struct BucketKernel {
   static PYCOLL_DEVICE void run(const Args& args) {
     const WarpGroup warp;
     float scale = args.scale;
-    if (args.device_scale != nullptr)
-      scale *=
-          float_from_bits(peer::load_plain(reinterpret_cast<const uint32_t*>(args.device_scale)));
+    if (args.device_scale != nullptr) scale *= load_scale(args.device_scale);
     const auto num_warps = static_cast<size_t>(warp.num_warps());
     const auto first =
         static_cast<size_t>(block_index()) * num_warps + static_cast<size_t>(warp.warp());

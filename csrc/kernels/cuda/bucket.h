@@ -60,9 +60,9 @@ struct QuantiseArgs {
   DType code_dtype = DType::kFloat8E4M3FN;  // float8_e4m3fn, float8_e5m2 or int8
 };
 
-// scale = amax / L with the largest code L: 448, 57344, 127; no less than 2^-126, and 1 if amax is 0. code = x / scale, rounded to
-// nearest even. With s = max(amax / L, 2^-126), and not counting the rounding of scale, quotient and product to float32 (less
-// than 2^-22 |x|), what comes back differs from x by at most
+// scale = amax * (1 / L) with the largest code L: 448, 57344, 127; no less than 2^-126, and 1 if amax is 0. code = x * (1 / scale),
+// rounded to nearest even. With s = max(amax / L, 2^-126), and not counting the rounding of these float32 operations (less
+// than 2^-21 |x| in all), what comes back differs from x by at most
 //
 //   float8_e4m3fn  max(2^-4 |x|, 2^-10 s)
 //   float8_e5m2    max(2^-3 |x|, 2^-17 s)

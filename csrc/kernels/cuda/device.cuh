@@ -34,6 +34,8 @@ namespace pycoll::cuda {
 PYCOLL_DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 PYCOLL_DEVICE double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
+PYCOLL_DEVICE float reciprocal(float x) { return __frcp_rn(x); }
+
 PYCOLL_DEVICE float float_from_bits(uint32_t bits) { return __uint_as_float(bits); }
 PYCOLL_DEVICE uint32_t bits_from_float(float x) { return __float_as_uint(x); }
 PYCOLL_DEVICE double double_from_bits(uint64_t bits) {
@@ -70,7 +72,7 @@ PYCOLL_DEVICE void sync_named_barrier(int barrier, int num_threads) {
 // ---- launches
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kMaxThreads)
+__global__ void __launch_bounds__(Kernel::kMaxThreads, 1)
     run_kernel(const __grid_constant__ typename Kernel::Args args) {
   Kernel::run(args);
 }

@@ -23,12 +23,8 @@ class BlockSegments {
   PYCOLL_DEVICE BlockSegments(size_t num_units, size_t segment_units)
       : num_units_(num_units), segment_units_(segment_units) {}
 
-  PYCOLL_DEVICE size_t num_iterations() const {
-    const size_t num_segments = ceil_div(num_units_, segment_units_);
-    const auto block = static_cast<size_t>(block_index());
-    return num_segments > block ? ceil_div(num_segments - block, static_cast<size_t>(num_blocks()))
-                                : 0;
-  }
+  // Whether the block has a segment in this iteration; if not, it has none in those that follow.
+  PYCOLL_DEVICE bool has(size_t iteration) const { return segment(iteration).numel > 0; }
   // Of the units of the chunk; empty beyond its end.
   PYCOLL_DEVICE Range segment(size_t iteration) const {
     const size_t index =

@@ -14,22 +14,23 @@ namespace pycoll::cuda {
 template <class Part>
 struct ExchangeDirectKernel {
   using Args = ExchangeDirectArgs;
-  static constexpr int kMaxThreads = 512;
+  static constexpr int kMaxThreads = 256;
 
   static PYCOLL_DEVICE void run(const Args& args) {
     const BlockGroup block;
     const Meeting meeting(args.group, block);
     if (!meeting.begin({1.0, args.send_bytes, args.receive_bytes}, nullptr)) return;
     const DirectLanes lanes(args.group, args.staging, block, meeting.epoch());
-    size_t num_iterations = 0;
-    for (int rank = 0; rank < args.group.world_size; ++rank) {
-      const size_t of_pair = iterations_with(args, rank);
-      if (of_pair > num_iterations) num_iterations = of_pair;
-    }
-    for (size_t j = 0; j < num_iterations; ++j) {
+    size_t most_bytes = 0;
+    for (int rank = 0; rank < args.group.world_size; ++rank)
+      if (bytes_with(args, rank) > most_bytes) most_bytes = bytes_with(args, rank);
+    const BlockSegments largest = segments_of(args, most_bytes);
+    for (size_t j = 0; largest.has(j); ++j) {
       const int area = static_cast<int>(j % kDirectAreas);
       const auto done = static_cast<uint32_t>(j + 1);
-      const auto is_active = [&](int rank) { return j < iterations_with(args, rank); };
+      const auto is_active = [&](int rank) {
+        return segments_of(args, bytes_with(args, rank)).has(j);
+      };
       send(args, block, lanes, j, area);
       lanes.post(area, done, is_active);
       copy_own(args, block, j);
@@ -46,10 +47,11 @@ struct ExchangeDirectKernel {
   static PYCOLL_DEVICE BlockSegments segments_of(const Args& args, size_t nbytes) {
     return {ceil_div(nbytes, kUnitBytes), args.staging.slot_units};
   }
-  static PYCOLL_DEVICE size_t iterations_with(const Args& args, int rank) {
+  // What decides how many iterations this rank goes through with another one.
+  static PYCOLL_DEVICE size_t bytes_with(const Args& args, int rank) {
     const size_t sent = args.send_bytes[rank];
     const size_t received = args.receive_bytes[rank];
-    return segments_of(args, sent > received ? sent : received).num_iterations();
+    return sent > received ? sent : received;
   }
   static PYCOLL_DEVICE Source source(const Args& args, int rank) {
     return {static_cast<const std::byte*>(args.send[rank]), args.send_bytes[rank]};

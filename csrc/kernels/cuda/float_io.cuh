@@ -68,6 +68,14 @@ PYCOLL_DEVICE void store_scalar(void* to, float x) {
   peer::store_plain(static_cast<PartOf<Element>*>(to), bits);
 }
 
+// Of a block or a bucket, once for many elements.
+PYCOLL_DEVICE float load_scale(const float* from) {
+  return float_from_bits(peer::load_plain(reinterpret_cast<const uint32_t*>(from)));
+}
+PYCOLL_DEVICE void store_scale(float* to, float scale) {
+  peer::store_plain(reinterpret_cast<uint32_t*>(to), bits_from_float(scale));
+}
+
 PYCOLL_DEVICE bool is_vector_aligned(const void* p) {
   return reinterpret_cast<uintptr_t>(p) % sizeof(Vector16) == 0;
 }

@@ -275,6 +275,7 @@ struct AllReduceMultimemArgs {
   void* multicast_data = nullptr;
   size_t numel = 0;               // a multiple of the elements in 16 bytes
   DType dtype = DType::kFloat32;  // float32, float16 or bfloat16; SUM only
+  DirectStaging staging;          // its signals; slots may be any memory of each rank
 };
 
 // Order and rounding are the switch's own: the same bits on all ranks, not those of the other kernels.

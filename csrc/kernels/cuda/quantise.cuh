@@ -31,7 +31,7 @@ template <class Code>
 PYCOLL_DEVICE float block_scale(uint32_t amax) {
   constexpr uint32_t kLeastNormal = 0x00800000u;
   if (amax == 0) return 1.0f;
-  const float scale = float_from_bits(amax) / CodeRange<Code>::kLargest;
+  const float scale = rounded_product(float_from_bits(amax), 1.0f / CodeRange<Code>::kLargest);
   return bits_from_float(scale) < kLeastNormal ? float_from_bits(kLeastNormal) : scale;
 }
 
@@ -66,9 +66,8 @@ struct QuantiseKernel {
       const WarpGroup warp;
       const uint32_t amax = max_of_warp(largest(args, range, num_in_runs));
       const float scale = block_scale<Code>(amax);
-      if (warp.thread_rank() == 0)
-        peer::store_plain(reinterpret_cast<uint32_t*>(args.scales) + block, bits_from_float(scale));
-      encode(args, range, num_in_runs, scale);
+      if (warp.thread_rank() == 0) store_scale(args.scales + block, scale);
+      encode(args, range, num_in_runs, reciprocal(scale));
     });
   }
 
@@ -101,18 +100,19 @@ struct QuantiseKernel {
     return amax;
   }
 
-  static PYCOLL_DEVICE void encode(const Args& args, Range range, size_t num_in_runs, float scale) {
+  static PYCOLL_DEVICE void encode(const Args& args, Range range, size_t num_in_runs,
+                                   float inverse) {
     const auto lane = static_cast<size_t>(WarpGroup{}.thread_rank());
     for (size_t i = lane * kQuantisedRun; i < num_in_runs; i += kWarpThreads * kQuantisedRun) {
       float x[kQuantisedRun];
       Run<Data, kQuantisedRun>::load_vectors(data_at(args, range.begin + i), x);
 #pragma unroll
-      for (int k = 0; k < kQuantisedRun; ++k) x[k] = x[k] / scale;
+      for (int k = 0; k < kQuantisedRun; ++k) x[k] = rounded_product(x[k], inverse);
       Run<Code, kQuantisedRun>::store_vectors(code_at(args, range.begin + i), x);
     }
     for (size_t i = num_in_runs + lane; i < range.numel; i += kWarpThreads) {
       const float x = load_scalar<Data>(data_at(args, range.begin + i));
-      store_scalar<Code>(code_at(args, range.begin + i), x / scale);
+      store_scalar<Code>(code_at(args, range.begin + i), rounded_product(x, inverse));
     }
   }
 };
@@ -124,8 +124,7 @@ struct DequantiseKernel {
 
   static PYCOLL_DEVICE void run(const Args& args) {
     for_each_block(args, [&](size_t block, Range range, size_t num_in_runs) {
-      const float scale =
-          float_from_bits(peer::load_plain(reinterpret_cast<const uint32_t*>(args.scales) + block));
+      const float scale = load_scale(args.scales + block);
       decode(args, range, num_in_runs, scale);
     });
   }

@@ -18,7 +18,7 @@ namespace pycoll::cuda {
 template <class Element>
 struct ReduceScatterDirectKernel {
   using Args = ReduceScatterDirectArgs;
-  static constexpr int kMaxThreads = 512;
+  static constexpr int kMaxThreads = 256;
 
   static PYCOLL_DEVICE void run(const Args& args) {
     PYCOLL_SHARED(double, factors, kMaxRanks);
@@ -26,12 +26,8 @@ struct ReduceScatterDirectKernel {
     const Meeting meeting(args.group, block);
     if (!meeting.begin({args.reduction.factor}, factors)) return;
     const DirectLanes lanes(args.group, args.staging, block, meeting.epoch());
-    size_t num_iterations = 0;
-    for (int rank = 0; rank < args.group.world_size; ++rank) {
-      const size_t of_rank = segments_of(args, rank).num_iterations();
-      if (of_rank > num_iterations) num_iterations = of_rank;
-    }
-    for (size_t j = 0; j < num_iterations; ++j) {
+    const BlockSegments largest = largest_segments(args);
+    for (size_t j = 0; largest.has(j); ++j) {
       const int area = static_cast<int>(j % kDirectAreas);
       const auto done = static_cast<uint32_t>(j + 1);
       send(args, block, lanes, j, area);
@@ -46,6 +42,13 @@ struct ReduceScatterDirectKernel {
   static PYCOLL_DEVICE BlockSegments segments_of(const Args& args, int rank) {
     const size_t nbytes = args.chunks.numel[rank] * sizeof(typename Element::Storage);
     return {ceil_div(nbytes, kUnitBytes), args.staging.slot_units};
+  }
+  // Of the chunk that takes the most iterations.
+  static PYCOLL_DEVICE BlockSegments largest_segments(const Args& args) {
+    int largest = 0;
+    for (int rank = 1; rank < args.group.world_size; ++rank)
+      if (args.chunks.numel[rank] > args.chunks.numel[largest]) largest = rank;
+    return segments_of(args, largest);
   }
   static PYCOLL_DEVICE auto input_chunk(const Args& args, int rank) {
     return input_units<Element>(args.input, args.chunks.begin[rank], args.chunks.numel[rank]);

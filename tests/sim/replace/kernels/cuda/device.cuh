@@ -72,6 +72,7 @@ namespace pycoll::cuda {
 
 inline float rounded_product(float a, float b) { return a * b; }
 inline double rounded_product(double a, double b) { return a * b; }
+inline float reciprocal(float x) { return 1.0f / x; }
 inline float float_from_bits(uint32_t bits) { return std::bit_cast<float>(bits); }
 inline uint32_t bits_from_float(float x) { return std::bit_cast<uint32_t>(x); }
 inline double double_from_bits(uint64_t bits) { return std::bit_cast<double>(bits); }
