@@ -1,10 +1,11 @@
 // The memory that a group of simulated ranks needs, and arguments that point to it.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,13 +16,13 @@
 
 namespace pycoll::sim {
 
-// Zeros, aligned to a line, known to the simulation.
+// Zeros, aligned to a line, known to the simulation, and shared with processes that are forked later.
 class DeviceMemory {
  public:
   DeviceMemory(Simulation& simulation, size_t nbytes)
-      : data_(static_cast<std::byte*>(
-            std::aligned_alloc(cuda::kLineBytes, round_up(nbytes + 1, cuda::kLineBytes)))) {
-    std::fill_n(data_.get(), nbytes, std::byte{0});
+      : data_(static_cast<std::byte*>(mmap(nullptr, nbytes + 1, PROT_READ | PROT_WRITE,
+                                           MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)),
+              Unmap{nbytes + 1}) {
     simulation.buffers().add(data_.get(), nbytes);
   }
   void* get() const { return data_.get(); }
@@ -31,10 +32,11 @@ class DeviceMemory {
   }
 
  private:
-  struct Free {
-    void operator()(std::byte* p) const { std::free(p); }
+  struct Unmap {
+    size_t nbytes;
+    void operator()(std::byte* p) const { munmap(p, nbytes); }
   };
-  std::unique_ptr<std::byte, Free> data_;
+  std::unique_ptr<std::byte, Unmap> data_;
 };
 
 struct GroupSizes {

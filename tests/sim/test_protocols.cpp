@@ -3,6 +3,8 @@
 //
 // PYCOLL_SIM_SEEDS and PYCOLL_SIM_MEMORY (strong, weak) choose for the tests that go through seeds.
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -190,6 +192,64 @@ TEST(kinds_share_memory) {
         const long different = first_difference(DType::kFloat32, tensor->copy(), expected);
         CHECK(different < 0 && tensor->guards_are_intact(), "element %ld", different);
       }
+    }
+  }
+}
+
+// ---- ranks that are processes: each has a scheduler of its own, and real concurrency comes to the simulated one
+
+// Three sums in place, by rank `rank`; false if a result is wrong.
+bool sum_as_process(SimGroup& group, int rank, bool ring) {
+  constexpr size_t kNumel = 501;
+  const auto world_size = static_cast<size_t>(group.sizes.world_size);
+  Tensor tensor(group, kNumel * 4, 0);
+  Bytes expected(kNumel * 4);
+  for (size_t i = 0; i < kNumel; ++i) {
+    const auto x = static_cast<float>(i % 17 + static_cast<size_t>(rank));
+    std::memcpy(tensor.data() + 4 * i, &x, 4);
+    const size_t first = world_size * (i % 17) + world_size * (world_size - 1) / 2;
+    const auto sum = static_cast<float>(first * world_size * world_size);
+    std::memcpy(expected.data() + 4 * i, &sum, 4);
+  }
+  void* const stream = group.simulation.stream(rank);
+  for (int call = 0; call < 3; ++call) {
+    if (ring) {
+      cuda::AllReduceRingArgs args;
+      args.group = group.group(rank);
+      args.protocol = Protocol::kLL128;
+      args.input = args.output = tensor.data();
+      args.numel = kNumel;
+      args.staging = group.ring(rank);
+      cuda::launch_all_reduce_ring(args, group.config(), stream);
+    } else {
+      cuda::AllReduceTwoShotArgs args;
+      args.group = group.group(rank);
+      args.input = args.output = tensor.data();
+      args.numel = kNumel;
+      args.staging = group.direct();
+      cuda::launch_all_reduce_two_shot(args, group.config(), stream);
+    }
+  }
+  const Report report = group.simulation.run();
+  return report.done() && first_difference(DType::kFloat32, tensor.copy(), expected) < 0;
+}
+
+TEST(ranks_can_be_processes) {
+  if (kThreadSanitizer) return;  // it does not look across processes
+  constexpr int kRanks = 3;
+  for (const bool ring : {false, true}) {
+    SimGroup group({.world_size = kRanks, .slot_units = 16, .protocol = Protocol::kLL128},
+                   {.alone = false});
+    std::vector<pid_t> children;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const pid_t child = fork();
+      if (child == 0) _exit(sum_as_process(group, rank, ring) ? 0 : 1);
+      children.push_back(child);
+    }
+    for (const pid_t child : children) {
+      int status = -1;
+      waitpid(child, &status, 0);
+      CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d, ring %d", status, ring);
     }
   }
 }
