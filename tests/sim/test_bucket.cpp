@@ -18,30 +18,6 @@ using cuda::BucketArgs;
 using cuda::BucketTensor;
 using cuda::QuantiseArgs;
 
-float load_float(DType dtype, const uint8_t* at) {
-  if (dtype == DType::kFloat32) {
-    float x;
-    std::memcpy(&x, at, sizeof(x));
-    return x;
-  }
-  if (dtype == DType::kInt8) return static_cast<float>(static_cast<int8_t>(*at));
-  uint32_t code = 0;
-  std::memcpy(&code, at, itemsize(dtype));
-  return static_cast<float>(test::float_format(dtype)->decode(code));
-}
-
-void store_float(DType dtype, uint8_t* at, float x) {
-  uint32_t code = 0;
-  if (dtype == DType::kFloat32) {
-    std::memcpy(&code, &x, sizeof(x));
-  } else if (dtype == DType::kInt8) {
-    code = static_cast<uint8_t>(static_cast<int8_t>(std::nearbyint(x)));
-  } else {
-    code = reference::encoder(*test::float_format(dtype)).encode(x);
-  }
-  std::memcpy(at, &code, itemsize(dtype));
-}
-
 // ---- buckets
 
 struct Pair {

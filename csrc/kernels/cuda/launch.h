@@ -142,6 +142,25 @@ struct AllReduceTwoShotArgs {
 void launch_all_reduce_two_shot(const AllReduceTwoShotArgs& args, LaunchConfig config,
                                 void* stream);
 
+struct AllReduceQuantisedArgs {
+  Group group;
+  const void* input = nullptr;
+  void* output = nullptr;  // the same as input, or memory that does not overlap it
+  size_t numel = 0;
+  DType dtype = DType::kFloat32;            // float32, float16 or bfloat16
+  DType wire_dtype = DType::kFloat8E4M3FN;  // float8_e4m3fn, float8_e5m2 or int8
+  size_t block_numel = 128;  // elements that share a scale: a power of two from 32 to 512
+  int divisor = 0;           // AVG; 0: SUM
+  DirectStaging staging;
+};
+
+// As all_reduce_two_shot, with codes and scales on the way (bucket.h has the rule). Every rank's input is quantised, its own too, and
+// added up in float32, in rank order; the sum is quantised once more. So all ranks have the same bits, and an element is off by at
+// most the errors, as bucket.h bounds them, of all ranks' inputs and of the sum of what they became, added up (and, of AVG,
+// divided), and the roundings to float32 and to the data's type.
+void launch_all_reduce_quantised(const AllReduceQuantisedArgs& args, LaunchConfig config,
+                                 void* stream);
+
 struct ReduceScatterDirectArgs {
   Group group;
   const void* input = nullptr;  // all chunks

@@ -5,35 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/block_scale.cuh"
 #include "kernels/cuda/bucket.h"
 #include "kernels/cuda/float_io.cuh"
 #include "kernels/cuda/thread_group.cuh"
 
 namespace pycoll::cuda {
-
-template <class Code>
-struct CodeRange;
-template <>
-struct CodeRange<Float8E4M3FN> {
-  static constexpr float kLargest = 448.0f;
-};
-template <>
-struct CodeRange<Float8E5M2> {
-  static constexpr float kLargest = 57344.0f;
-};
-template <>
-struct CodeRange<Int8Code> {
-  static constexpr float kLargest = 127.0f;
-};
-
-// What makes the largest magnitude, given by its bits, the largest code.
-template <class Code>
-PYCOLL_DEVICE float block_scale(uint32_t amax) {
-  constexpr uint32_t kLeastNormal = 0x00800000u;
-  if (amax == 0) return 1.0f;
-  const float scale = rounded_product(float_from_bits(amax), 1.0f / CodeRange<Code>::kLargest);
-  return bits_from_float(scale) < kLeastNormal ? float_from_bits(kLeastNormal) : scale;
-}
 
 // Runs of 16 elements: one vector of codes. Blocks are multiples of 32 elements, so a run lies within one.
 inline constexpr int kQuantisedRun = 16;
