@@ -20,7 +20,8 @@ namespace pycoll::cuda {
 inline constexpr int kMaxRanks = 72;
 inline constexpr int kMaxBlocks = 128;
 
-// A part of some memory of each rank, at the address where this rank sees it. Null for a rank that takes no part.
+// A part of some memory of each rank, at the address where this rank sees it. Null for a rank that takes no part, which barrier and
+// all_reduce_one_shot allow; the others share out their work among all ranks.
 struct PeerTable {
   void* of_rank[kMaxRanks] = {};
 };
