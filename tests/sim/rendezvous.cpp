@@ -98,17 +98,6 @@ bool block_all(bool condition) {
   return self.exchange.taken[0] != 0;
 }
 
-void named_barrier(int barrier, int num_threads) {
-  const Unwatched unwatched;
-  Scheduler& scheduler = *Scheduler::current();
-  if (barrier < 1 || barrier > 15 || num_threads % kWarpThreads != 0) {
-    scheduler.fail(Verdict::kMisuse, "a named barrier " + std::to_string(barrier) + " of " +
-                                         std::to_string(num_threads) + " threads");
-  }
-  scheduler.self().block->rendezvous[{Kind::kNamedBarrier, barrier}].arrive(
-      {num_threads, true, "a named barrier"}, {});
-}
-
 void warp_barrier(uint32_t mask) {
   const Unwatched unwatched;
   meet_lanes(Kind::kWarpBarrier, mask, true, "__syncwarp", {});

@@ -1,4 +1,4 @@
-// Where threads of a block meet: __syncthreads, named barriers, warp functions, the lanes of a line. The last to arrive does what
+// Where threads of a block meet: __syncthreads, warp functions, the lanes of a line. The last to arrive does what
 // is to be done for all of them; then all go on.
 #pragma once
 
@@ -22,10 +22,10 @@ struct Exchange {
 };
 
 struct RendezvousKey {
-  enum class Kind { kBlockBarrier, kNamedBarrier, kWarpBarrier, kShuffle, kVote, kLine };
+  enum class Kind { kBlockBarrier, kWarpBarrier, kShuffle, kVote, kLine };
 
   Kind kind = Kind::kBlockBarrier;
-  int number = 0;     // of the barrier or the warp
+  int number = 0;     // of the warp
   uint32_t mask = 0;  // lanes
   auto operator<=>(const RendezvousKey&) const = default;
 };
@@ -61,7 +61,6 @@ namespace meet {
 void block_barrier(const char* name);
 // True if the condition holds for every thread of the block that has not ended.
 bool block_all(bool condition);
-void named_barrier(int barrier, int num_threads);
 void warp_barrier(uint32_t mask);
 uint32_t ballot(uint32_t mask, bool condition);
 uint64_t shuffle(uint32_t mask, uint64_t value, int source_lane);

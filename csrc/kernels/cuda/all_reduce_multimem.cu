@@ -1,10 +1,11 @@
-#include "base/error.h"
 #include "kernels/cuda/all_reduce_multimem.cuh"
+#include "kernels/cuda/dispatch.cuh"
 
 namespace pycoll::cuda {
 
 void launch_all_reduce_multimem(const AllReduceMultimemArgs& args, LaunchConfig config,
                                 void* stream) {
+  check_grid(config);
   PYCOLL_CHECK(args.numel * itemsize(args.dtype) % kUnitBytes == 0);
   switch (args.dtype) {
     case DType::kFloat32:

@@ -1,5 +1,5 @@
-#include "base/error.h"
 #include "kernels/cuda/all_reduce_quantised.cuh"
+#include "kernels/cuda/dispatch.cuh"
 
 namespace pycoll::cuda {
 namespace {
@@ -22,6 +22,7 @@ void launch_for_wire(const AllReduceQuantisedArgs& args, LaunchConfig config, vo
 
 void launch_all_reduce_quantised(const AllReduceQuantisedArgs& args, LaunchConfig config,
                                  void* stream) {
+  check_grid(config);
   const size_t block = args.block_numel;
   PYCOLL_CHECK_ARG(block >= 32 && block <= 512 && (block & (block - 1)) == 0, "blocks of ", block,
                    " elements: a power of two from 32 to 512 is needed");

@@ -62,13 +62,6 @@ PYCOLL_DEVICE uint16_t bfloat16_from_float(float x) {
   return bits;
 }
 
-// ---- barriers
-
-// Of `num_threads` threads of the block, a multiple of 32, that name the same `barrier` (1 to 15; 0 is __syncthreads).
-PYCOLL_DEVICE void sync_named_barrier(int barrier, int num_threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
-}
-
 // ---- launches
 
 template <class Kernel>
@@ -80,6 +73,8 @@ __global__ void __launch_bounds__(Kernel::kMaxThreads, 1)
 // Puts the kernel into the stream. What goes wrong while it runs is seen by later calls of the runtime.
 template <class Kernel>
 void launch(const typename Kernel::Args& args, LaunchConfig config, void* stream) {
+  PYCOLL_CHECK(config.threads_per_block <= Kernel::kMaxThreads &&
+               config.threads_per_block % 32 == 0);
   run_kernel<Kernel>
       <<<config.num_blocks, config.threads_per_block, 0, static_cast<cudaStream_t>(stream)>>>(args);
   PYCOLL_CUDA_CHECK(cudaGetLastError());

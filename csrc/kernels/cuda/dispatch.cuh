@@ -8,9 +8,15 @@
 
 namespace pycoll::cuda {
 
+// Epochs and signals have a place for each block.
+inline void check_grid(LaunchConfig config) {
+  PYCOLL_CHECK(config.num_blocks >= 1 && config.num_blocks <= kMaxBlocks);
+}
+
 // Launches Kernel<Element> for the reduction's element type. `Kernel` is a template of one parameter.
 template <template <class> class Kernel, class Args>
 void launch_reduction(const Args& args, LaunchConfig config, void* stream) {
+  check_grid(config);
   const DType dtype = args.reduction.dtype;
   PYCOLL_CHECK_ARG(is_valid(args.reduction.op, dtype), name(args.reduction.op),
                    " has no meaning for ", name(dtype));
@@ -59,6 +65,7 @@ void launch_reduction(const Args& args, LaunchConfig config, void* stream) {
 // aligned to.
 template <template <class> class Kernel, class Args>
 void launch_mover(uint64_t bits, const Args& args, LaunchConfig config, void* stream) {
+  check_grid(config);
   if (bits % 8 == 0) return launch<Kernel<uint64_t>>(args, config, stream);
   if (bits % 4 == 0) return launch<Kernel<uint32_t>>(args, config, stream);
   if (bits % 2 == 0) return launch<Kernel<uint16_t>>(args, config, stream);

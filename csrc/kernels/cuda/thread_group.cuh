@@ -33,31 +33,6 @@ struct WarpGroup {
   PYCOLL_DEVICE int num_warps() const { return static_cast<int>(blockDim.x) / kWarpThreads; }
 };
 
-// Consecutive warps of a block that meet at a named barrier of their own (1 to 15), while other warps work on something else.
-struct WarpsGroup {
-  int first_warp;
-  int num_warps;
-  int barrier;
-
-  PYCOLL_DEVICE int thread_rank() const {
-    return static_cast<int>(threadIdx.x) - first_warp * kWarpThreads;
-  }
-  PYCOLL_DEVICE int num_threads() const { return num_warps * kWarpThreads; }
-  PYCOLL_DEVICE bool contains_this_thread() const {
-    return thread_rank() >= 0 && thread_rank() < num_threads();
-  }
-  PYCOLL_DEVICE void sync() const { sync_named_barrier(barrier, num_threads()); }
-};
-
-// Eight lanes that move a line of 128 bytes together.
-struct LineGroup {
-  PYCOLL_DEVICE int thread_rank() const { return static_cast<int>(threadIdx.x) % 8; }
-  PYCOLL_DEVICE int num_threads() const { return 8; }
-  PYCOLL_DEVICE uint32_t mask() const { return 0xffu << (threadIdx.x % kWarpThreads / 8 * 8); }
-  PYCOLL_DEVICE void sync() const { __syncwarp(mask()); }
-  PYCOLL_DEVICE bool all(bool condition) const { return __all_sync(mask(), condition) != 0; }
-};
-
 // Which of a sequence of items a thread takes: first, first + stride, first + 2 stride, ...
 struct Share {
   size_t first;

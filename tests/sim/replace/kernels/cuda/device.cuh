@@ -81,10 +81,6 @@ inline float float_from_float16(uint16_t bits) { return sim::float_of_half(bits)
 inline uint16_t float16_from_float(float x) { return sim::half_of_float(x); }
 inline uint16_t bfloat16_from_float(float x) { return sim::bfloat16_of_float(x); }
 
-inline void sync_named_barrier(int barrier, int num_threads) {
-  sim::meet::named_barrier(barrier, num_threads);
-}
-
 template <class Kernel>
 void launch(const typename Kernel::Args& args, LaunchConfig config, void* stream) {
   PYCOLL_CHECK(config.threads_per_block <= Kernel::kMaxThreads);
