@@ -34,8 +34,11 @@ FLAGS = ("-std=c++20", "-O3", "-lineinfo", "-Xptxas", "-v", f"-I{ROOT / 'csrc'}"
 EDGE_FILES = {"edges.cuh"}
 EDGE_FUNCTIONS = {"float_io.cuh": ("load_scalar", "store_scalar", "load_scale", "store_scale")}
 NARROW_BYTES = 8
+VECTOR_BYTES = 16
 # These move no data of users.
 WITHOUT_VECTORS = ("BarrierKernel",)
+# Sources that need an architecture of at least so much.
+NEEDS_ARCH = {"all_reduce_multimem": 90}
 
 
 @dataclass
@@ -61,7 +64,7 @@ class Kernel:
         found = [f"{self.name}: {where}" for where in self.narrow]
         if self.spills:
             found.append(f"{self.name}: {self.spills} bytes spilled")
-        moves_vectors = 16 in self.body_widths | self.ordered_widths
+        moves_vectors = VECTOR_BYTES in self.body_widths | self.ordered_widths
         if not moves_vectors and self.family not in WITHOUT_VECTORS:
             found.append(f"{self.name}: no access of 16 bytes in a loop")
         return found
@@ -230,14 +233,14 @@ def note_instruction(
         is_ordered = ".STRONG" in opcode or ".MMIO" in opcode
         function.accesses.append(Access(address, width_of(opcode), is_ordered, origin))
     elif opcode.startswith(("LDGMC", "STGMC", "REDG.MC", "MULTIMEM")):
-        function.accesses.append(Access(address, 16, True, origin))
+        function.accesses.append(Access(address, VECTOR_BYTES, True, origin))
 
 
 def note_accesses(kernel: Kernel, function: Function) -> None:
     for access in function.accesses_in_loops():
         if access.is_ordered:
             kernel.ordered_widths.add(access.nbytes)
-        elif access.is_edge:
+        elif access.is_edge and access.nbytes < VECTOR_BYTES:
             kernel.edge_widths.add(access.nbytes)
         else:
             kernel.body_widths.add(access.nbytes)
@@ -279,7 +282,9 @@ class Report:
 
 def check_arch(arch: str, jobs: int, folder: Path) -> Report:
     folder.mkdir(parents=True, exist_ok=True)
-    sources = sorted(SOURCES.glob("*.cu"), key=lambda path: -path.stat().st_size)
+    number = int(re.sub(r"\D", "", arch))
+    sources = [p for p in SOURCES.glob("*.cu") if number >= NEEDS_ARCH.get(p.stem, 0)]
+    sources.sort(key=lambda path: -path.stat().st_size)
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         compiled = list(pool.map(lambda source: compile_source(source, arch, folder), sources))
         disassembled = list(pool.map(lambda one: functions_of(one.cubin), compiled))
