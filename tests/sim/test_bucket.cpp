@@ -1,4 +1,5 @@
 // Flatten, unflatten, quantise and dequantise against plain loops.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -75,7 +76,7 @@ class BucketRun {
 
   void launch_and_check() {
     const DeviceMemory table(group_.simulation, table_.size() * sizeof(BucketTensor));
-    std::memcpy(table.get(), table_.data(), table_.size() * sizeof(BucketTensor));
+    std::copy(table_.begin(), table_.end(), table.as<BucketTensor>());
     const DeviceMemory scale(group_.simulation, sizeof(float)), amax(group_.simulation, 4);
     *scale.as<float>() = 0.75f;
     BucketArgs args;
