@@ -71,7 +71,6 @@ proctype rank(byte me) {
         fi;
         if
         :: step > 0 ->
-           assert(slot[PREVIOUS * SLOTS + received % SLOTS] == ITEM - 1);
            assert(slot[PREVIOUS * SLOTS + received % SLOTS] == ITEM - 1)
         :: step == 0
         fi;
