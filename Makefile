@@ -17,7 +17,7 @@ TORCH_REQUIREMENT := $(or $(TORCH),$(shell grep '^torch==' requirements.txt))
 CXX_FILES = $(shell find csrc tests -name build -prune -o \
               \( -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \) -print 2>/dev/null)
 
-.PHONY: help demo build test test-quick test-full soak native-test lint format bench clean distclean
+.PHONY: help demo build test test-quick test-full soak native-test cuda-check lint format bench clean distclean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -49,6 +49,9 @@ soak: build $(VENV)/.dev ## random jobs with deaths for 20 minutes (PYCOLL_SOAK_
 native-test: $(VENV)/.dev ## C++ tests of the core, without torch
 	@if [ -x tests/native/run.sh ]; then PATH="$(CURDIR)/$(BIN):$$PATH" tests/native/run.sh $(ARGS); \
 	else echo "tests/native/run.sh is not there: nothing to run"; fi
+
+cuda-check: $(VENV)/.dev ## compile the CUDA kernels (ARCHS=sm_90a,…) and check registers, spills and accesses
+	$(BIN)/python tools/cuda_check.py $(if $(ARCHS),--archs $(ARCHS)) $(ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy and clang-format
 	$(BIN)/ruff check

@@ -149,4 +149,31 @@ def models_of_the_code(root: Path = ROOT) -> dict[str, Model]:
         "messages": {},
         "driver": {} if "left_to_waiters" in driver_text else {"FORGOTTEN": None},
     }
+    models |= _models_of_the_cuda_kernels(root)
     return {name: Model(name, macros) for name, macros in models.items()}
+
+
+def _models_of_the_cuda_kernels(root: Path) -> dict[str, Macros]:
+    folder = "kernels/cuda"
+    launch = f"{folder}/launch.h"
+    two_shot = (root / f"csrc/{folder}/all_reduce_two_shot.cuh").read_text(encoding="utf-8")
+    waits_out = "lanes.wait(kOut" in two_shot
+    ahead = _find(root, f"{folder}/ring_simple.cuh", r"num_sent - kRingSlots( \+ 1|)\)")
+    return {
+        "cuda_meeting": {
+            "PARITIES": int(_find(root, f"{folder}/meeting.cuh", r"epoch_ % (\d+) \* static_cast"))
+        },
+        "cuda_one_shot": {
+            "PARITIES": int(_find(root, f"{folder}/ll.cuh", r"\(epoch % (\d+) \* static_cast"))
+        },
+        "cuda_direct": {"SLOTS": int(_find(root, launch, r"kDirectAreas = (\d+)"))},
+        "cuda_two_shot": {} if waits_out else {"NO_WAIT_OUT": None},
+        # More ranks than slots, or heads would not matter; and few steps, or it would take a minute.
+        "cuda_ring": {
+            "N": 5,
+            "STEPS": 6,
+            "SEGMENTS": 1,
+            "SLOTS": int(_find(root, launch, r"kRingSlots = (\d+)")),
+            "FREE_AHEAD": 1 if ahead else 0,
+        },
+    }

@@ -47,6 +47,13 @@ RIGHT = [
     Model("messages", {"SLOTS": 2}),
     Model("messages", {"MESSAGES": 3}),
     Model("driver", {"STARTERS": 2}),
+    Model("cuda_meeting", {"BLOCKS": 1, "N": 3, "OPERATIONS": 3}),
+    Model("cuda_one_shot", {"N": 2, "OPERATIONS": 8}),
+    Model("cuda_direct", {"SLOTS": 3}),
+    Model("cuda_two_shot", {"N": 2, "ITERATIONS": 6}),
+    Model("cuda_ring", {"SLOTS": 2}),
+    Model("cuda_ring", {"STEPS": 3}),
+    Model("cuda_ring", {"N": 4, "SEGMENTS": 2}),
 ]
 
 LARGE = [
@@ -61,6 +68,8 @@ LARGE = [
     Model("ring_pipeline", {"N": 4, "SLOTS": 8, "SEGMENTS": 4, "COUNT_ONLY": None}),
     Model("messages", {"SLOTS": 2, "MESSAGES": 3}),
     Model("driver", {"WAITERS": 2}),
+    Model("cuda_direct", {"N": 4, "ITERATIONS": 3}),
+    Model("cuda_ring", {"N": 5, "SEGMENTS": 1}),
 ]
 
 DEADLOCK = "invalid end state"
@@ -115,6 +124,19 @@ BROKEN = [
     (Model("messages", {"WATCH_RECEIVES_ONLY": None}), DEADLOCK),
     (Model("messages", {"CLEAR_IS_LOST": None}), DEADLOCK),
     (Model("driver", {"FORGOTTEN": None}), DEADLOCK),
+    (Model("cuda_meeting", {"PARITIES": 1}), OVERWRITTEN),
+    (Model("cuda_meeting", {"NO_MEETING": None}), OVERWRITTEN),
+    (Model("cuda_one_shot", {"PARITIES": 1}), DEADLOCK),
+    (Model("cuda_one_shot", {"NO_HEADER_WAIT": None}), DEADLOCK),
+    (Model("cuda_direct", {"SLOTS": 1}), OVERWRITTEN),
+    (Model("cuda_direct", {"POST_EARLY": None}), OVERWRITTEN),
+    (Model("cuda_two_shot", {"NO_WAIT_OUT": None}), OVERWRITTEN),
+    (Model("cuda_two_shot", {"NO_WAIT_IN": None}), OVERWRITTEN),
+    (Model("cuda_two_shot", {"POST_IN_EARLY": None}), OVERWRITTEN),
+    (Model("cuda_ring", {"SLOTS": 1}), DEADLOCK),
+    (Model("cuda_ring", {"SLOTS": 2, "FREE_AHEAD": 0}), OVERWRITTEN),
+    (Model("cuda_ring", {"TAIL_EARLY": None}), OVERWRITTEN),
+    (Model("cuda_ring", {"SLOTS": 2, "HEAD_EARLY": None}), OVERWRITTEN),
 ]
 
 

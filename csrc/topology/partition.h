@@ -16,13 +16,25 @@ struct Range {
   size_t numel = 0;
 };
 
-// Part `index` of `numel` elements cut into `parts`: the first `numel % parts` parts hold one element more, so that parts
-// differ by at most one and none is lost when the division leaves a rest. Parts may be empty.
+// `numel` elements cut into `parts`: the first `numel % parts` parts hold one element more, so that parts differ by at most one
+// and none is lost when the division leaves a rest. Parts may be empty. It is divided once, which counts on GPUs.
+class Partition {
+ public:
+  PYCOLL_HOST_DEVICE constexpr Partition(size_t numel, size_t parts)
+      : base_(numel / parts), rest_(numel % parts) {}
+
+  PYCOLL_HOST_DEVICE constexpr Range part(size_t index) const {
+    const size_t begin = index * base_ + (index < rest_ ? index : rest_);
+    return Range{begin, base_ + (index < rest_ ? 1 : 0)};
+  }
+
+ private:
+  size_t base_;
+  size_t rest_;
+};
+
 PYCOLL_HOST_DEVICE constexpr Range part(size_t numel, size_t parts, size_t index) {
-  const size_t base = numel / parts;
-  const size_t rest = numel % parts;
-  const size_t begin = index * base + (index < rest ? index : rest);
-  return Range{begin, base + (index < rest ? 1 : 0)};
+  return Partition(numel, parts).part(index);
 }
 
 PYCOLL_HOST_DEVICE constexpr size_t ceil_div(size_t numerator, size_t denominator) {

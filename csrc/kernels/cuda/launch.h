@@ -1,0 +1,305 @@
+// What the host knows of the collective kernels: their arguments, the memory they need, and how to launch them. Plain C++;
+// torch-free. bucket.h has the kernels that know no ranks.
+//
+// A group's kernels run one after another on each rank (one stream, or streams ordered by events), in the same order on all
+// ranks, with equal arguments and equal grids except for what is described as a rank's own. docs/kernels.md says what each
+// kernel promises.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "base/reduce_op.h"
+#include "kernels/cuda/failure.h"
+#include "topology/partition.h"
+
+namespace pycoll::cuda {
+
+// The GPUs that one NVLink network joins.
+inline constexpr int kMaxRanks = 72;
+inline constexpr int kMaxBlocks = 128;
+
+// A part of some memory of each rank, at the address where this rank sees it. Null for a rank that takes no part, which barrier and
+// all_reduce_one_shot allow; the others share out their work among all ranks.
+struct PeerTable {
+  void* of_rank[kMaxRanks] = {};
+};
+
+struct LaunchConfig {
+  int num_blocks = 1;
+  int threads_per_block = 256;  // a multiple of 32
+};
+
+// A chunk of a rank: elements, or bytes where a kernel moves without looking.
+struct ChunkTable {
+  size_t begin[kMaxRanks] = {};
+  size_t numel[kMaxRanks] = {};
+};
+
+// ---- what all kernels of a group share
+
+inline constexpr size_t kLineBytes = 128;
+inline constexpr size_t kUnitBytes = 16;  // of user data: what one thread handles at once
+
+// A rank's place in its group, and where the group meets (meeting.cuh).
+struct Group {
+  int rank = 0;
+  int world_size = 0;
+  // A hash of what all ranks must agree on. It is compared before any output is written.
+  uint64_t fingerprint = 0;
+  // control_bytes(world_size) of each rank, 128-byte aligned, zero at first.
+  PeerTable control;
+  // uint32_t[kMaxBlocks] of this rank, zero at first: the number of the last operation, once for each block.
+  uint32_t* epochs = nullptr;
+  Watch watch;
+};
+
+inline constexpr size_t kMeetingBytes =
+    32;  // what one rank tells another at the start of an operation
+
+constexpr size_t control_bytes(int world_size) {
+  return 2 * static_cast<size_t>(world_size) * kMeetingBytes;
+}
+
+// What a reduction does with the elements.
+struct Reduction {
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  int divisor = 0;      // AVG: usually the number of ranks
+  double factor = 1.0;  // PREMUL_SUM: this rank's own
+};
+
+// ---- barrier
+
+struct BarrierArgs {
+  Group group;
+};
+
+// What a rank wrote before it (in stream order) is seen by every rank's kernels after it. One block.
+void launch_barrier(const BarrierArgs& args, LaunchConfig config, void* stream);
+
+// ---- all_reduce_one_shot, by LL packets that carry their own flags (ll.cuh)
+
+inline constexpr size_t kPacketBytes = 16;   // of which 8 are data
+inline constexpr size_t kHeaderPackets = 8;  // of which 2 are used; the rest keeps lines together
+
+// Packets that one rank sends to another in one epoch, when data has at most `capacity_units` units.
+PYCOLL_HOST_DEVICE constexpr size_t ll_stripe_packets(size_t capacity_units) {
+  return kHeaderPackets + 2 * capacity_units;
+}
+
+// Two epochs, a stripe for each source.
+constexpr size_t ll_mailbox_bytes(int world_size, size_t capacity_units) {
+  return 2 * static_cast<size_t>(world_size) * ll_stripe_packets(capacity_units) * kPacketBytes;
+}
+
+struct AllReduceOneShotArgs {
+  // Its epochs are used by one-shot kernels only, and its control memory not at all: the packets are signals enough.
+  Group group;
+  const void* input = nullptr;
+  void* output = nullptr;  // the same as input, or memory that does not overlap it
+  size_t numel = 0;
+  Reduction reduction;
+  PeerTable mailboxes;        // ll_mailbox_bytes of each rank, 128-byte aligned, zero at first
+  size_t capacity_units = 0;  // a multiple of 8; no fewer than the data has
+};
+
+// output = input of rank 0 op input of rank 1 op ...: in rank order, in the accumulate type, rounded once; the same bits on
+// all ranks.
+void launch_all_reduce_one_shot(const AllReduceOneShotArgs& args, LaunchConfig config,
+                                void* stream);
+
+// ---- direct kernels: each rank writes into slots of each other rank (direct.cuh)
+
+// Two areas of slots and signals: all_reduce_two_shot uses one on the way in and one on the way out, the others use them in turn.
+inline constexpr int kDirectAreas = 2;
+
+// Memory of each rank, 128-byte aligned; the signals zero at first. Kernels of all kinds and grids may share it.
+struct DirectStaging {
+  PeerTable signals;  // direct_signal_bytes(world_size)
+  PeerTable slots;    // direct_slot_bytes(...)
+  size_t slot_units = 0;
+};
+
+constexpr size_t direct_signal_bytes(int world_size) {
+  return sizeof(uint64_t) * kDirectAreas * kMaxBlocks * static_cast<size_t>(world_size);
+}
+constexpr size_t direct_slot_bytes(int world_size, int num_blocks, size_t slot_units) {
+  return kUnitBytes * kDirectAreas * static_cast<size_t>(num_blocks) *
+         static_cast<size_t>(world_size) * slot_units;
+}
+
+struct AllReduceTwoShotArgs {
+  Group group;
+  const void* input = nullptr;
+  void* output = nullptr;  // the same as input, or memory that does not overlap it
+  size_t numel = 0;
+  Reduction reduction;
+  DirectStaging staging;
+};
+
+// As all_reduce_one_shot, in the same order: each rank adds up one part and sends the result to all.
+void launch_all_reduce_two_shot(const AllReduceTwoShotArgs& args, LaunchConfig config,
+                                void* stream);
+
+struct AllReduceQuantisedArgs {
+  Group group;
+  const void* input = nullptr;
+  void* output = nullptr;  // the same as input, or memory that does not overlap it
+  size_t numel = 0;
+  DType dtype = DType::kFloat32;            // float32, float16 or bfloat16
+  DType wire_dtype = DType::kFloat8E4M3FN;  // float8_e4m3fn, float8_e5m2 or int8
+  size_t block_numel = 128;  // elements that share a scale: a power of two from 32 to 512
+  int divisor = 0;           // AVG; 0: SUM
+  DirectStaging staging;
+};
+
+// As all_reduce_two_shot, with codes and scales on the way (bucket.h has the rule). Every rank's input is quantised, its own too, and
+// added up in float32, in rank order; the sum is quantised once more. So all ranks have the same bits, and an element is off by at
+// most the errors, as bucket.h bounds them, of all ranks' inputs and of the sum of what they became, added up (and, of AVG,
+// divided), and the roundings to float32 and to the data's type.
+void launch_all_reduce_quantised(const AllReduceQuantisedArgs& args, LaunchConfig config,
+                                 void* stream);
+
+struct ReduceScatterDirectArgs {
+  Group group;
+  const void* input = nullptr;  // all chunks
+  void* output = nullptr;       // this rank's chunk; it may be where that chunk is in the input
+  ChunkTable chunks;            // of elements
+  Reduction reduction;
+  DirectStaging staging;
+};
+
+// output = this rank's chunk, reduced in rank order.
+void launch_reduce_scatter_direct(const ReduceScatterDirectArgs& args, LaunchConfig config,
+                                  void* stream);
+
+// Bytes that this rank sends to each rank, itself too, and gets from each. What one rank sends another must be as much as that
+// one expects; this is compared before anything is written.
+struct ExchangeDirectArgs {
+  Group group;
+  const void* send[kMaxRanks] = {};
+  size_t send_bytes[kMaxRanks] = {};
+  void* receive[kMaxRanks] = {};
+  size_t receive_bytes[kMaxRanks] = {};
+  DirectStaging staging;
+};
+
+// all_to_all, with uneven pieces too. A rank's own piece may already be where it belongs; otherwise nothing may overlap.
+void launch_exchange_direct(const ExchangeDirectArgs& args, LaunchConfig config, void* stream);
+
+// Collectives that are exchanges; `args` has group and staging set.
+//
+// all_gather: chunks in bytes; `input` is this rank's, `output` holds all.
+inline void fill_all_gather(ExchangeDirectArgs& args, const void* input, void* output,
+                            const ChunkTable& chunks) {
+  for (int rank = 0; rank < args.group.world_size; ++rank) {
+    args.send[rank] = input;
+    args.send_bytes[rank] = chunks.numel[args.group.rank];
+    args.receive[rank] = static_cast<std::byte*>(output) + chunks.begin[rank];
+    args.receive_bytes[rank] = chunks.numel[rank];
+  }
+}
+// broadcast: root's `input` goes to every rank's `output`.
+inline void fill_broadcast(ExchangeDirectArgs& args, const void* input, void* output, size_t nbytes,
+                           int root) {
+  for (int rank = 0; rank < args.group.world_size; ++rank) {
+    args.send[rank] = input;
+    args.send_bytes[rank] = args.group.rank == root ? nbytes : 0;
+    args.receive[rank] = rank == root ? output : nullptr;
+    args.receive_bytes[rank] = rank == root ? nbytes : 0;
+  }
+}
+
+// ---- ring kernels (ring.cuh)
+
+enum class Protocol : uint8_t {
+  kSimple,  // plain data, then a signal: the most bandwidth
+  kLL128,  // lines of 128 bytes that carry their own flags: less latency, 120 of 128 bytes are data. NVLink only
+};
+
+inline constexpr int kRingSlots = 4;
+inline constexpr int kRingSignals =
+    2;  // tail, written by the previous rank; head, written by the next
+
+// Memory of a rank that its neighbours write to, 128-byte aligned, zero at first. Kernels of both protocols must not share slots.
+struct RingStaging {
+  void* slots = nullptr;  // ring_slot_bytes(...)
+  void* slots_of_next = nullptr;
+  uint64_t* signals = nullptr;  // ring_signal_bytes()
+  uint64_t* signals_of_next = nullptr;
+  uint64_t* signals_of_previous = nullptr;
+  size_t slot_units = 0;  // of user data
+};
+
+constexpr size_t ring_signal_bytes() { return sizeof(uint64_t) * kRingSignals * kMaxBlocks; }
+
+// Partial results travel in the accumulate type, which takes up to this many times the room of the elements.
+inline constexpr size_t kMaxWireVectors = 4;
+// Two lines carry 15 units.
+inline constexpr size_t kUnitsPerLinePair = 15;
+
+PYCOLL_HOST_DEVICE constexpr size_t ring_slot_vectors(Protocol protocol, size_t slot_units) {
+  const size_t line_pairs = ceil_div(slot_units, kUnitsPerLinePair);
+  return kMaxWireVectors * (protocol == Protocol::kSimple ? slot_units : 16 * line_pairs);
+}
+constexpr size_t ring_slot_bytes(Protocol protocol, int num_blocks, size_t slot_units) {
+  return kUnitBytes * kRingSlots * static_cast<size_t>(num_blocks) *
+         ring_slot_vectors(protocol, slot_units);
+}
+
+struct AllReduceRingArgs {
+  Group group;
+  Protocol protocol = Protocol::kSimple;
+  const void* input = nullptr;
+  void* output = nullptr;  // the same as input, or memory that does not overlap it
+  size_t numel = 0;
+  Reduction reduction;
+  RingStaging staging;
+};
+
+// Each chunk is added up along the ring, beginning with the rank after the one where it ends: not in rank order.
+void launch_all_reduce_ring(const AllReduceRingArgs& args, LaunchConfig config, void* stream);
+
+struct ReduceScatterRingArgs {
+  Group group;
+  Protocol protocol = Protocol::kSimple;
+  const void* input = nullptr;  // all chunks
+  void* output = nullptr;       // this rank's chunk; it may be where that chunk is in the input
+  ChunkTable chunks;            // of elements
+  Reduction reduction;
+  RingStaging staging;
+};
+
+// Not in rank order either.
+void launch_reduce_scatter_ring(const ReduceScatterRingArgs& args, LaunchConfig config,
+                                void* stream);
+
+struct AllGatherRingArgs {
+  Group group;
+  Protocol protocol = Protocol::kSimple;
+  const void* input = nullptr;  // this rank's chunk; it may be where that chunk is in the output
+  void* output = nullptr;       // all chunks
+  ChunkTable chunks;            // of bytes
+  RingStaging staging;
+};
+
+void launch_all_gather_ring(const AllGatherRingArgs& args, LaunchConfig config, void* stream);
+
+// ---- multimem: the switch adds and copies (sm_90 and later, NVSwitch). Not run by the simulator.
+
+struct AllReduceMultimemArgs {
+  Group group;
+  // Of all ranks' data at once: a multicast address, 16-byte aligned. The result takes the place of the data.
+  void* multicast_data = nullptr;
+  size_t numel = 0;               // a multiple of the elements in 16 bytes
+  DType dtype = DType::kFloat32;  // float32, float16 or bfloat16; SUM only
+  DirectStaging staging;          // its signals; slots may be any memory of each rank
+};
+
+// Order and rounding are the switch's own: the same bits on all ranks, not those of the other kernels.
+void launch_all_reduce_multimem(const AllReduceMultimemArgs& args, LaunchConfig config,
+                                void* stream);
+
+}  // namespace pycoll::cuda
