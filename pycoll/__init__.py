@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     )
     from pycoll.flight_recorder import dump_flight_record
     from pycoll.groups import dead_ranks, shrink
+    from pycoll.parallel.ddp import DistributedDataParallel
     from pycoll.tags import tag
 
 __all__ = [
+    "DistributedDataParallel",
     "Options",
     "__version__",
     "algorithm_names",
@@ -58,6 +60,7 @@ __all__ = [
 
 # Where names come from; all that is not listed is in pycoll.collectives.
 _HOME = {
+    "DistributedDataParallel": "pycoll.parallel.ddp",
     "algorithm_names": "pycoll.backend",
     "dump_flight_record": "pycoll.flight_recorder",
     "events": "pycoll.backend",
