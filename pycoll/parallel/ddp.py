@@ -244,10 +244,10 @@ class DistributedDataParallel(nn.Module, Joinable):
             self.reducer.divisor = self._active_divisor(work)
         elif not self._join_config.enable:
             self.reducer.divisor = None
+        if self._join_config.enable:
+            any_rank_synchronises(trains, self.process_group)
         if self._syncs_buffers(trains):
             self._sync_buffers()
-        if self._join_config.enable:
-            any_rank_synchronises(self.require_backward_grad_sync, self.process_group)
 
     def _requires_grad_changed(self) -> None:
         self._verify()

@@ -37,9 +37,9 @@ class DDPJoinHook(JoinHook):
 
     def main_hook(self) -> None:
         ddp = self._ddp
-        if ddp._syncs_buffers(trains=False):
-            ddp._sync_buffers(absent=True)
         synchronises = any_rank_synchronises(False, ddp.process_group)
+        if ddp._syncs_buffers(synchronises):
+            ddp._sync_buffers(absent=True)
         ddp.require_forward_param_sync = synchronises
         if synchronises:
             # Only whether there is one counts: the absent rank's result is thrown away.

@@ -73,7 +73,7 @@ class Reduction:
         record.end_ns = monotonic_ns()
         record.exposed_ns += record.end_ns - before
         with torch.no_grad():
-            if isinstance(pending, torch.futures.Future):
+            if isinstance(pending, torch._C.Future):
                 self._take(value)
             self._divide()
 
@@ -115,7 +115,7 @@ def issue_reduction(bucket: Bucket, reducer: Reducer) -> Reduction:
     elif reducer.hook is not None:
         shown = GradBucket(bucket, len(reducer.buckets))
         reduction.pending = reducer.hook(reducer.hook_state, shown)
-        if not isinstance(reduction.pending, torch.futures.Future):
+        if not isinstance(reduction.pending, torch._C.Future):
             raise TypeError(
                 "the communication hook returned a "
                 f"{type(reduction.pending).__name__}; it has to return a torch.futures.Future"
