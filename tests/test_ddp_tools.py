@@ -25,6 +25,7 @@ from small_model import (
 from torch import Tensor, nn
 
 import pycoll
+from pycoll.backend import backend_of
 from pycoll.bucket import ParameterSpec, assign_buckets, bucket_caps
 from pycoll.testing import RankPool, run_ranks
 
@@ -146,7 +147,7 @@ def never_comes() -> str:
     ddp = pycoll.DistributedDataParallel(make_model(), process_group=group, bucket_cap_mb=1e-6)
     x = batch(0, dist.get_rank())
     loss_of(ddp, x).backward()
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)
+    backend_of(group)._set_default_timeout(timedelta(seconds=1))
     try:
         loss = loss_of(ddp, x)
         if dist.get_rank() == 1:
