@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from pycoll.flight_recorder import dump_flight_record
     from pycoll.groups import dead_ranks, shrink
     from pycoll.parallel.ddp import DistributedDataParallel
+    from pycoll.parallel.zero import ZeroRedundancyOptimizer
     from pycoll.tags import tag
 
 __all__ = [
     "DistributedDataParallel",
     "Options",
+    "ZeroRedundancyOptimizer",
     "__version__",
     "algorithm_names",
     "all_gather",
@@ -61,6 +63,7 @@ __all__ = [
 # Where names come from; all that is not listed is in pycoll.collectives.
 _HOME = {
     "DistributedDataParallel": "pycoll.parallel.ddp",
+    "ZeroRedundancyOptimizer": "pycoll.parallel.zero",
     "algorithm_names": "pycoll.backend",
     "dump_flight_record": "pycoll.flight_recorder",
     "events": "pycoll.backend",

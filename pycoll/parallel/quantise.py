@@ -51,7 +51,10 @@ def encode(values: Tensor, block: BlockFormat) -> Tensor:
     if block.dtype is torch.int8:
         scaled = scaled.round()
     elements = torch.nan_to_num(scaled).clamp(-block.largest, block.largest).to(block.dtype)
-    parts = (elements.flatten(1).view(torch.uint8), scales.flatten(1).contiguous().view(torch.uint8))
+    parts = (
+        elements.flatten(1).view(torch.uint8),
+        scales.flatten(1).contiguous().view(torch.uint8),
+    )
     return torch.cat(parts, dim=1)
 
 

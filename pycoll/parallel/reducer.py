@@ -298,11 +298,13 @@ class Reducer:
                 self._pass = None
 
     def shadow(self) -> None:
-        """Takes part in a pass of the other ranks with nothing to contribute, when this one is out of inputs."""
+        """Takes part in a pass of the other ranks with nothing to contribute, when this one is out of inputs.
+
+        Gradients become the others' means: a sharded optimizer steps with them.
+        """
         self._num_passes += 1
         current = _Pass(self._num_passes, True, weakref.ref(_Token()), monotonic_ns())
         self._prepare(current)
-        kept = [p.grad for p in self.parameters]
         for p in self.parameters:
             p.grad = None
         self._used = bytearray([_ABSENT]) * len(self.parameters)
@@ -310,8 +312,6 @@ class Reducer:
             self._synchronise(current, absent=True)
         finally:
             self._pass = None
-            for p, grad in zip(self.parameters, kept, strict=True):
-                p.grad = grad
 
     def _synchronise(self, current: _Pass, absent: bool = False) -> None:
         for bucket in self.buckets[current.num_issued :]:

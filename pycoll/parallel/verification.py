@@ -58,7 +58,7 @@ def _difference(everyone: Sequence[Any]) -> str:
     usual = Counter(texts).most_common(1)[0][0]
     reference = texts.index(usual)
     odd = next(rank for rank, text in enumerate(texts) if text != usual)
-    head = "DDP expects the same model on all ranks, but "
+    head = "all ranks have to have the same model, but "
     (mine, my_settings), (theirs, their_settings) = everyone[odd], everyone[reference]
     for position, (a, b) in enumerate(zip(mine, theirs, strict=False)):
         if a != b:
