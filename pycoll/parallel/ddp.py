@@ -329,7 +329,11 @@ class DistributedDataParallel(nn.Module, Joinable):
                 tensor._ddp_ignored = True  # type: ignore[attr-defined]
 
     def _set_static_graph(self) -> None:
-        """torch's other way to say static_graph=True; before the first backward pass."""
+        """torch's other way to say static_graph=True. Raises RuntimeError after the first backward pass."""
+        if self.reducer.history:
+            raise RuntimeError(
+                "_set_static_graph() should be called before training loop starts, after construction"
+            )
         self.static_graph = True
         self._settings = dataclasses.replace(self._settings, static_graph=True)
         self.reducer.remove_hooks()

@@ -104,6 +104,7 @@ class _Replicate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: LocalGroup, *parameters: Tensor) -> tuple[Tensor, ...]:
         """P parameters to world_size × P tensors, those of a rank together."""
+        ctx.set_materialize_grads(False)
         ctx.group, ctx.shapes = group, [(p.shape, p.dtype) for p in parameters]
         copies = _spread(group, parameters)
         first = [p.view_as(p) for p in parameters]
