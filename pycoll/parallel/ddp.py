@@ -19,7 +19,7 @@ from pycoll.parallel.join import DDPJoinHook, any_rank_synchronises, highest_ran
 from pycoll.parallel.reducer import Reducer
 from pycoll.parallel.reduction import Settings
 from pycoll.parallel.state import broadcast_buffers as send_buffers
-from pycoll.parallel.state import broadcast_tensors
+from pycoll.parallel.state import broadcast_tensors, places_of_buffers
 from pycoll.parallel.timeline import Timeline, make_timeline
 from pycoll.parallel.verification import check_in_sync, verify_equal_models
 
@@ -174,6 +174,7 @@ class DistributedDataParallel(nn.Module, Joinable):
     def _make_reducer(self) -> Reducer:
         named = self._named_parameters()
         self._tracked = [p for _, p in named]
+        self._buffer_places = places_of_buffers(self.module, self.parameters_to_ignore)
         self._tracked_grads = [p.requires_grad for p in self._tracked]
         trainable = [(name, p) for name, p in named if p.requires_grad]
         if not trainable:
@@ -273,14 +274,13 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def _syncs_buffers(self, trains: bool) -> bool:
         wanted = trains or self.require_forward_param_sync
-        return wanted and self.forward_sync_buffers and bool(self._named_buffers())
+        return wanted and self.forward_sync_buffers and bool(self._buffer_places)
 
     def _sync_buffers(self, absent: bool = False) -> None:
         src = 0
         if self._join_config.enable:
             src = highest_rank_with(not absent, self.process_group)
-        names = [name for name, _ in self._named_buffers()]
-        send_buffers(self.module, names, src, self.process_group)
+        send_buffers(self._buffer_places, src, self.process_group)
 
     # --- hooks and tools ---------------------------------------------------------------------------
 
@@ -398,7 +398,13 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("reducer", "process_group", "_tracked", "_tracked_grads"):
+        for name in (
+            "reducer",
+            "process_group",
+            "_tracked",
+            "_tracked_grads",
+            "_buffer_places",
+        ):
             state.pop(name, None)
         return state
 

@@ -30,24 +30,27 @@ def fill(
     if bucket.sparse:
         return
     sources, targets, absent = [], [], []
-    for index, p, view in zip(bucket.members, bucket.parameters, bucket.views, strict=True):
-        grad = p.grad
+    grads = [p.grad for p in bucket.parameters]
+    for position, (grad, view) in enumerate(zip(grads, bucket.views, strict=True)):
         if grad is None:
             absent.append(view)
         elif grad is not view:
             sources.append(grad)
             targets.append(view)
-        elif not used[index]:
-            saved[index] = view.clone()
+        elif not used[bucket.members[position]]:
+            saved[bucket.members[position]] = view.clone()
     if absent:
         torch._foreach_zero_(absent)
     if sources:
-        _check_layouts(bucket)
-        torch._foreach_copy_(targets, sources)
+        try:
+            torch._foreach_copy_(targets, sources)
+        except RuntimeError:
+            _check_layouts(bucket)
+            raise
     if gradient_as_bucket_view:
-        for p, view in zip(bucket.parameters, bucket.views, strict=True):
+        for p, grad, view in zip(bucket.parameters, grads, bucket.views, strict=True):
             # One that has a graph (create_graph=True) stays what it is, and gets its mean by a copy.
-            if p.grad is not None and p.grad is not view and not p.grad.requires_grad:
+            if grad is not None and grad is not view and not grad.requires_grad:
                 p.grad = view
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,23 +23,39 @@ def broadcast_tensors(tensors: Sequence[Tensor], src: int, group: Group) -> None
             tensor.copy_(received)
 
 
+def places_of_buffers(module: nn.Module, ignored: Collection[str]) -> list[tuple[nn.Module, str]]:
+    """Where the buffers of a model are kept: a layer and a name in it, each buffer once.
+
+    Places rather than tensors, as a program may put another tensor there; and found once, since walking through
+    a model takes longer than sending its buffers.
+    """
+    places, seen = [], set()
+    for prefix, layer in module.named_modules():
+        for name, buffer in layer._buffers.items():
+            full_name = f"{prefix}.{name}" if prefix else name
+            if buffer is not None and id(buffer) not in seen and full_name not in ignored:
+                seen.add(id(buffer))
+                places.append((layer, name))
+    return places
+
+
 @torch.no_grad()
-def broadcast_buffers(module: nn.Module, names: Iterable[str], src: int, group: Group) -> None:
+def broadcast_buffers(places: Iterable[tuple[nn.Module, str]], src: int, group: Group) -> None:
     """Collective. As `broadcast_tensors`, between two forward passes that one backward pass may follow.
 
-    Running statistics are replaced behind autograd's back, as normalisation itself does. Any other buffer that changes
-    counts as changed: if a backward pass still to come needs its old value, autograd raises there.
+    Running statistics are replaced behind autograd's back, as normalisation itself does. Any other buffer that
+    changes counts as changed: if a backward pass still to come needs its old value, autograd raises there.
     """
-    named = dict(module.named_buffers())
-    buffers = [named[name] for name in names]
-    if not buffers:
-        return
-    statistics = {
-        id(buffer)
-        for layer in module.modules()
-        if isinstance(layer, _NormBase)
-        for buffer in layer.buffers(recurse=False)
-    }
+    buffers, statistics = [], set()
+    for layer, name in places:
+        buffer = layer._buffers[name]
+        if buffer is None:
+            raise RuntimeError(
+                f"buffer {name!r} of {type(layer).__name__} has become None; wrap the model again"
+            )
+        buffers.append(buffer)
+        if isinstance(layer, _NormBase):
+            statistics.add(id(buffer))
     for chunk in _chunks(buffers):
         for buffer, received in _broadcast_chunk(chunk, src, group):
             if id(buffer) in statistics:
