@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 2 -m pycoll.examples.train_gpt --backend pycoll --steps 300
     python -m pycoll.examples.train_gpt --world-size 1 --steps 300
 
-n ranks (torch's DistributedDataParallel) and one process (no process group, the joined batch) see
-the same data from the same weights and should therefore follow the same losses. They differ by
-rounding alone: the mean of n means adds the same float32 numbers in another order, which moves the
+n ranks (DistributedDataParallel: pycoll's over pycoll, torch's over other backends) and one process (no process
+group, the joined batch) see the same data from the same weights and should therefore follow the same losses. They
+differ by rounding alone: the mean of n means adds the same float32 numbers in another order, which moves the
 first loss by at most an ulp or two (5e-7 nats). Training amplifies that, and AdamW, which divides a
 gradient by its own size, does so most while training is unstable: without a warm-up and a limit on
 the gradient's norm, losses came 1e-2 apart within 200 steps. With them the largest difference over
@@ -41,6 +41,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.nn.parallel import DistributedDataParallel
 
+import pycoll
 from pycoll.bench.compare import check_backend
 from pycoll.bench.engine import Alone, TorchPeers
 from pycoll.bench.steps import ExposedCommunication, Laps, exposed_communication
@@ -88,11 +89,15 @@ class Trainer:
         self.job, self.corpus = job, corpus
         self.peers = Alone() if job.backend is None else TorchPeers()
         self.model = GPT(PRESETS[job.model], len(VOCABULARY), job.seed)
-        self.ddp = (
-            None
-            if job.backend is None
-            else DistributedDataParallel(self.model, gradient_as_bucket_view=True)
-        )
+        self.ddp: Any = None
+        if job.backend is not None:
+            # pycoll's takes groups of pycoll only.
+            wrap: Any = (
+                pycoll.DistributedDataParallel
+                if job.backend == DEFAULT_BACKEND
+                else DistributedDataParallel
+            )
+            self.ddp = wrap(self.model, gradient_as_bucket_view=True)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=job.learning_rate, betas=(0.9, 0.98)
         )

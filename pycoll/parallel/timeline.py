@@ -91,14 +91,14 @@ class Timeline:
         table.add_column("bucket", justify="right")
         for name in ("KiB", "ready ms", "start ms", "end ms", "exposed ms"):
             table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("parameters", overflow="ellipsis", no_wrap=True)
+        table.add_column("parameters")
         for bucket in chosen.buckets:
             table.add_row(
                 str(bucket.index),
                 f"{bucket.nbytes / 1024:.1f}",
                 "–" if bucket.ready_ms is None else f"{bucket.ready_ms:.2f}",
                 *(f"{ms:.2f}" for ms in (bucket.start_ms, bucket.end_ms, bucket.exposed_ms)),
-                f"{len(bucket.parameters)}: " + ", ".join(p.name for p in bucket.parameters),
+                _names(bucket),
             )
         return table
 
@@ -159,6 +159,13 @@ class Timeline:
                         }
                         trace.append({"ph": "i", "s": "t", "name": p.name, **where})
         return trace
+
+
+def _names(bucket: BucketTime) -> str:
+    names = [parameter.name for parameter in bucket.parameters]
+    if len(names) == 1:
+        return names[0]
+    return f"{len(names)}: {names[0]} to {names[-1]}"
 
 
 def make_timeline(rank: int, history: Sequence[PassRecord], group: Group) -> Timeline:
