@@ -125,15 +125,13 @@ class BucketRecord:
     """What happened to a bucket in one backward pass. Times are of ``time.monotonic_ns()``; 0: did not happen.
 
     Attributes:
-        ready_ns: its last gradient was there.
-        start_ns: its reduction was issued; later than `ready_ns` if an earlier bucket was not complete.
+        start_ns: its reduction was issued; later than its last gradient if an earlier bucket was not complete.
         issued_ns: the call that issued it returned.
         end_ns: the reduction had ended.
         exposed_ns: for so long the thread of the backward pass did nothing but issue it and wait for it.
         sequence: number of the operation in the group, -1 where a communication hook reduced.
     """
 
-    ready_ns: int = 0
     start_ns: int = 0
     issued_ns: int = 0
     end_ns: int = 0
@@ -160,7 +158,6 @@ class Bucket:
         members: indices of its parameters, in ready order.
         buffer: all gradients, (numel,); empty for a sparse bucket.
         views: of `buffer`, one a parameter, with the parameter's shape and (where it is dense in memory) strides.
-        pending: parameters that the pass under way has not completed.
     """
 
     index: int
@@ -170,7 +167,6 @@ class Bucket:
     sparse: bool
     buffer: Tensor
     views: list[Tensor] = field(default_factory=list)
-    pending: int = 0
     record: BucketRecord = field(default_factory=BucketRecord)
 
     @property

@@ -13,7 +13,7 @@ from pycoll.bucket import Bucket
 
 @torch.no_grad()
 def fill(
-    bucket: Bucket, used: bytearray, saved: dict[int, Tensor], gradient_as_bucket_view: bool
+    bucket: Bucket, used: bytes, saved: dict[int, Tensor], gradient_as_bucket_view: bool
 ) -> None:
     """Copies gradients into the bucket, zeros where there are none.
 

@@ -27,6 +27,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import partial
 from time import monotonic_ns
 from typing import Any
@@ -59,17 +60,32 @@ _FLAGS = ("missing", "again", "not finite", "changed")
 
 
 class _Token:
-    """Held by what autograd calls at the end of a graph task: gone before that, the task has failed."""
+    """Held by what autograd calls at the end of a graph task: gone before that, the task has failed.
 
-    __slots__ = ("__weakref__",)
+    Either way gradients that come then belong to another pass.
+    """
+
+    def __init__(self, counter: Any, pass_number: int) -> None:
+        self._counter, self._pass_number = counter, pass_number
+
+    def __del__(self) -> None:
+        self._counter.end(self._pass_number)
+
+
+class _Event(IntEnum):
+    """What the counter calls for; as in csrc/torch/gradient_counter.h."""
+
+    BEGIN = 0
+    COMPLETE = 1
+    AGAIN = 2
 
 
 @dataclass
 class _Pass:
     number: int
     synchronises: bool
-    token: weakref.ref[_Token]
     begun_ns: int
+    token: weakref.ref[_Token] | None = None  # None: of a rank that only takes part
     reductions: list[Reduction] = field(default_factory=list)
     again: set[int] = field(default_factory=set)  # buckets issued before all gradients were there
     changed: set[int] = field(
@@ -123,20 +139,19 @@ class Reducer:
         self._synchronise_by_default = synchronise_by_default
         self._specs = [ParameterSpec.of(name, p, name in sparse) for name, p in named]
         # Parameters without elements never hold anything up.
-        self._never_missing = bytearray(int(p.numel() == 0) for p in self.parameters)
-        self._used = bytearray(self._never_missing)
-        self._left: list[int] = []
+        self._never_missing = bytes(int(p.numel() == 0) for p in self.parameters)
+        self._absent = bytes([_ABSENT]) * len(named)
+        self._counter: Any = None
         # Gradients that a parameter gets in a pass. Of a static graph the first pass tells.
         self._expected = [_MANY if settings.static_graph else 1] * len(named)
         self._counts_known = not settings.static_graph
-        self._arrivals: list[int] | None = []
+        self._knows_order = False
         self._pass: _Pass | None = None
         self._num_passes = 0
         self._nowhere: frozenset[int] = frozenset()  # of a static graph
         # Parameters without gradient in all passes since the last forward; None: no pass yet.
         self._unfinished: set[int] | None = None
         self._handles: list[Any] = []
-        self.ready_ns = [0] * len(named)
         self.history: deque[PassRecord] = deque(maxlen=_PASSES_KEPT)
         self.hook: Callable[[Any, Any], Any] | None = None
         self.hook_state: Any = None
@@ -155,46 +170,56 @@ class Reducer:
         for bucket in self.buckets:
             for index in bucket.members:
                 self._bucket_of[index] = bucket
+        self._plan()
+
+    def _plan(self) -> None:
+        if self._counter is not None:
+            bucket_of = [bucket.index for bucket in self._bucket_of]
+            self._counter.plan(self._expected, bucket_of, len(self.buckets))
 
     # --- hooks -------------------------------------------------------------------------------------
 
     def install_hooks(self) -> None:
         self.remove_hooks()
-        for index, p in enumerate(self.parameters):
-            hook = partial(self._gradient_ready, index)
-            self._handles.append(p.register_post_accumulate_grad_hook(hook))
+        # Weak: hooks on parameters must not keep a reducer alive that nobody has any more.
+        this = weakref.ref(self)
+
+        def attention(event: int, index: int) -> None:
+            if (reducer := this()) is not None:
+                reducer._attend(event, index)
+
+        self._counter = self._core.GradientCounter(self.parameters, attention)
+        self._counter.set_used(self._never_missing)
+        self._plan()
 
     def remove_hooks(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        if self._counter is not None:
+            self._counter.remove()
 
     def output_reached(self, synchronises: bool) -> None:
         """Called in a backward pass that has come to an output of a forward which was to synchronise or not."""
         current = self._pass
-        if current is None or current.token() is None:
+        if current is None or current.token is None or current.token() is None:
             self._begin(synchronises)
         elif synchronises and not current.synchronises:
             current.synchronises = True
             self._num_passes += 1
             current.number = self._num_passes
+            self._counter.set_synchronises(True)
 
-    def _begin(self, synchronises: bool) -> _Pass:
+    def _begin(self, synchronises: bool) -> None:
         if self._pass is not None:
             self._abandon(self._pass)
-        token = _Token()
         self._num_passes += synchronises
-        current = _Pass(self._num_passes, synchronises, weakref.ref(token), monotonic_ns())
+        current = _Pass(self._num_passes, synchronises, monotonic_ns())
+        token = _Token(self._counter, self._counter.begin(synchronises, not self._knows_order))
+        current.token = weakref.ref(token)
         engine = torch.autograd.Variable._execution_engine
         engine.queue_callback(partial(self._end, current, token))
         self._prepare(current)
-        return current
 
     def _prepare(self, current: _Pass) -> None:
-        self._left = list(self._expected)
-        self.ready_ns = [0] * len(self.parameters)
         for bucket in self.buckets:
-            bucket.pending = sum(self._left[index] > 0 for index in bucket.members)
             bucket.record = BucketRecord()
         self._pass = current
 
@@ -205,27 +230,16 @@ class Reducer:
         for reduction in stale.reductions:
             reduction.wait()
 
-    def _gradient_ready(self, index: int, parameter: Tensor) -> None:
-        current = self._pass
-        if current is None or current.token() is None:
-            current = self._begin(self._synchronise_by_default())
-        self._used[index] = 1
-        if not current.synchronises:
+    def _attend(self, event: int, index: int) -> None:
+        """Called by the counter, in a backward pass."""
+        if event == _Event.BEGIN:
+            self._begin(self._synchronise_by_default())
             return
-        self.ready_ns[index] = monotonic_ns()
-        left = self._left[index] - 1
-        self._left[index] = left
-        if self._arrivals is not None:
-            self._arrivals.append(index)
-        if left > 0:
-            return
-        bucket = self._bucket_of[index]
-        if left < 0:
+        current, bucket = self._pass, self._bucket_of[index]
+        assert current is not None
+        if event == _Event.AGAIN:
             self._fired_again(current, bucket, index)
-            return
-        bucket.pending -= 1
-        if not bucket.pending:
-            bucket.record.ready_ns = self.ready_ns[index]
+        else:
             self._issue_ready(current)
 
     def _fired_again(self, current: _Pass, bucket: Bucket, index: int) -> None:
@@ -247,7 +261,7 @@ class Reducer:
     def _issue_ready(self, current: _Pass) -> None:
         while current.num_issued < len(self.buckets):
             bucket = self.buckets[current.num_issued]
-            if bucket.pending:
+            if self._counter.pending(bucket.index):
                 return
             self._issue(current, bucket)
 
@@ -267,7 +281,7 @@ class Reducer:
             self._core.set_tag(before)
 
     def _fill(self, current: _Pass, bucket: Bucket) -> None:
-        fill(bucket, self._used, current.saved, self.settings.gradient_as_bucket_view)
+        fill(bucket, self._used_by(current), current.saved, self.settings.gradient_as_bucket_view)
         if self.settings.check_nan:
             current.not_finite += not_finite(bucket)
 
@@ -303,17 +317,21 @@ class Reducer:
         Gradients become the others' means: a sharded optimizer steps with them.
         """
         self._num_passes += 1
-        current = _Pass(self._num_passes, True, weakref.ref(_Token()), monotonic_ns())
+        current = _Pass(self._num_passes, True, monotonic_ns())
         self._prepare(current)
         for p in self.parameters:
             p.grad = None
-        self._used = bytearray([_ABSENT]) * len(self.parameters)
         try:
-            self._synchronise(current, absent=True)
+            self._synchronise(current)
         finally:
             self._pass = None
 
-    def _synchronise(self, current: _Pass, absent: bool = False) -> None:
+    def _used_by(self, current: _Pass) -> bytes:
+        """A byte a parameter: 1, 0 or _ABSENT."""
+        return self._absent if current.token is None else self._counter.used()
+
+    def _synchronise(self, current: _Pass) -> None:
+        absent = current.token is None
         for bucket in self.buckets[current.num_issued :]:
             self._issue(current, bucket)
         flags = self._local_flags(current, absent)
@@ -326,7 +344,8 @@ class Reducer:
         for bucket, reduction in zip(self.buckets, current.reductions, strict=True):
             reduction.wait()
             if early:
-                missing = {i for i in bucket.members if not self._used[i]}
+                used = self._used_by(current)
+                missing = {i for i in bucket.members if not used[i]}
                 self._copy_out(current, bucket, frozenset(missing))
                 self._bucket_done(bucket)
         assert work is not None
@@ -339,13 +358,14 @@ class Reducer:
         if not early:
             for bucket in self.buckets:
                 self._copy_out(current, bucket, nowhere)
-        self._used = bytearray(self._never_missing)
         self._keep_record(current)
         if not self._counts_known and not absent:
-            self._expected = [_MANY - left for left in self._left]
+            self._expected = [_MANY - left for left in self._counter.left()]
             self._counts_known = True
-        if self._arrivals is not None:
-            self._learn_order()
+            self._plan()
+        if not self._knows_order:
+            self._learn_order([] if absent else self._counter.arrivals())
+        self._counter.set_used(self._never_missing)
         if error is not None:
             raise RuntimeError(error)
         if not early:
@@ -359,8 +379,8 @@ class Reducer:
     def _local_flags(self, current: _Pass, absent: bool) -> Tensor:
         learned = self.settings.static_graph and self._counts_known
         if learned and not absent:
-            current.changed.update(i for i, left in enumerate(self._left) if left)
-        missing = not absent and not learned and 0 in self._used
+            current.changed.update(i for i, left in enumerate(self._counter.left()) if left)
+        missing = not learned and 0 in self._used_by(current)
         flags = [missing, bool(current.again), bool(current.not_finite), bool(current.changed)]
         return torch.tensor(flags, dtype=torch.int32)
 
@@ -385,7 +405,7 @@ class Reducer:
             self._reduce_again(current)
         if not flags["missing"]:
             return self._nowhere, None
-        return self._settle_missing()
+        return self._settle_missing(current)
 
     def _name_ranks(self, names: list[str], text: str) -> str:
         """Collective. The text for every rank that has names to tell."""
@@ -406,8 +426,8 @@ class Reducer:
             current.reductions[index] = self._reduce(current, bucket)
             current.reductions[index].wait()
 
-    def _settle_missing(self) -> tuple[frozenset[int], str | None]:
-        rows = all_gather_rows(self._used, self.group)  # (ranks, parameters)
+    def _settle_missing(self, current: _Pass) -> tuple[frozenset[int], str | None]:
+        rows = all_gather_rows(self._used_by(current), self.group)  # (ranks, parameters)
         used, unused = rows == 1, rows == 0
         nowhere = frozenset((~used.any(dim=0)).nonzero().flatten().tolist())
         if self.settings.static_graph:
@@ -440,15 +460,14 @@ class Reducer:
                 "those with requires_grad=False"
             )
 
-    def _learn_order(self) -> None:
+    def _learn_order(self, arrivals: Sequence[int]) -> None:
         """Collective. Buckets in the order in which rank 0 got its gradients; those it did not get come last."""
-        assert self._arrivals is not None
         rest = reversed(range(len(self.parameters)))
         # A parameter is ready when its last gradient is there.
-        last = dict.fromkeys(reversed(self._arrivals))
+        last = dict.fromkeys(reversed(arrivals))
         order = torch.tensor(list(dict.fromkeys([*reversed(last), *rest])), dtype=torch.int64)
         collectives.broadcast(order, 0, self.group)
-        self._arrivals = None
+        self._knows_order = True
         self._set_buckets(order.tolist())
 
     def _keep_record(self, current: _Pass) -> None:
@@ -460,6 +479,6 @@ class Reducer:
                 monotonic_ns(),
                 self._facts,
                 records,
-                self.ready_ns,
+                self._counter.ready_ns() if current.token is not None else [0] * len(self.names),
             )
         )

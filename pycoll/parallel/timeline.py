@@ -188,13 +188,14 @@ def _pass_time(kept: PassRecord, ends: dict[int, int]) -> PassTime:
             ParameterTime(name, since(kept.ready_ns[index]) if kept.ready_ns[index] else None)
             for index, name in zip(bucket.members, bucket.names, strict=True)
         )
+        ready = [kept.ready_ns[index] for index in bucket.members]
         end_ns = ends.get(record.sequence, record.end_ns) or record.start_ns
         buckets.append(
             BucketTime(
                 index=bucket.index,
                 nbytes=bucket.nbytes,
                 parameters=times,
-                ready_ms=since(record.ready_ns) if record.ready_ns else None,
+                ready_ms=since(max(ready)) if all(ready) else None,
                 start_ms=since(record.start_ns),
                 end_ms=since(end_ns),
                 exposed_ms=record.exposed_ns / 1e6,
