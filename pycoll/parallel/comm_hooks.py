@@ -37,7 +37,8 @@ class _Residuals:
 
 @dataclass(eq=False)
 class QuantisedState:
-    """State of `quantised_hook`. Making it is collective over the group: the hook has a group of its own.
+    """State of `quantised_hook`. The hook has a group of its own, which is made here: all ranks of the world call this,
+    as they do ``torch.distributed.new_group``.
 
     Args:
         block: how elements are encoded.
@@ -52,7 +53,7 @@ class QuantisedState:
 
     def __post_init__(self) -> None:
         ranks = dist.get_process_group_ranks(self.process_group or dist.group.WORLD)
-        self.group: Any = dist.new_group(ranks, backend="pycoll", use_local_synchronization=True)
+        self.group: Any = dist.new_group(ranks, backend="pycoll")
         # Buckets go one after the other, on a thread beside the backward pass.
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="pycoll-quantised")
 
