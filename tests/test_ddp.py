@@ -6,6 +6,7 @@ import copy
 import itertools
 import random
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,6 @@ import torch
 import torch.distributed as dist
 from small_model import batch, equal_on_all_ranks
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel as TorchDDP  # noqa: F401  (the name that users replace)
 from torch.utils.checkpoint import checkpoint
 
 import pycoll
@@ -388,6 +388,31 @@ def backward_that_fails(all_ranks: bool) -> tuple[str, list[float]]:
 
 def test_a_backward_pass_that_fails_on_all_ranks(pool: Pools) -> None:
     assert pool(2).run(backward_that_fails, True) == [("planted", [1.5] * 3)] * 2
+
+
+def wrapped_again() -> list[list[float]]:
+    """A wrapper that is gone reduces no more; its hooks do not keep it."""
+    scale = dist.get_rank() + 1.0
+    seen = []
+    model = nn.Linear(1, 1, bias=False)
+    first = pycoll.DistributedDataParallel(model)
+    first(torch.full((1, 1), scale)).sum().backward()
+    reducer = weakref.ref(first.reducer)
+    del first
+    assert reducer() is None
+    for _ in range(2):
+        ddp = pycoll.DistributedDataParallel(model)
+        for _ in range(2):
+            model.zero_grad()
+            before = len(pycoll.events())
+            ddp(torch.full((1, 1), scale)).sum().backward()
+            reductions = [e for e in pycoll.events()[before:] if e["op"] == "AVG"]
+            seen.append([model.weight.grad.item(), float(len(reductions))])
+    return seen
+
+
+def test_a_module_that_is_wrapped_again(pool: Pools) -> None:
+    assert pool(2).run(wrapped_again) == [[[1.5, 1.0]] * 4] * 2
 
 
 # --- changes and copies ----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from torch._compile import _disable_dynamo
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from pycoll.bucket import bucket_caps
+from pycoll.parallel.arguments import check_devices, group_of, refuse
 from pycoll.parallel.join import DDPJoinHook, any_rank_synchronises, highest_rank_with
 from pycoll.parallel.reducer import Reducer
 from pycoll.parallel.reduction import Settings
@@ -104,12 +106,12 @@ class DistributedDataParallel(nn.Module, Joinable):
     ) -> None:
         nn.Module.__init__(self)
         Joinable.__init__(self)
-        _refuse(
+        refuse(
             delay_all_reduce_named_params=delay_all_reduce_named_params,
             param_to_hook_all_reduce=param_to_hook_all_reduce,
             mixed_precision=mixed_precision,
         )
-        self.process_group = _group_of(process_group, device_mesh)
+        self.process_group = group_of(process_group, device_mesh)
         self.module = module
         self.dim = dim
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
@@ -129,7 +131,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         )
         self._opaque_output: bool | None = None
         self._divide_by_initial_world_size = True
-        _check_devices(module, device_ids, output_device)
+        check_devices(module, device_ids, output_device)
         if init_sync:
             self._verify()
             state = [t for _, t in self._named_state()]
@@ -183,12 +185,19 @@ class DistributedDataParallel(nn.Module, Joinable):
                 "require a gradient."
             )
         sparse = _sparse_parameters(self.module)
+        # Weak: a wrapper that nobody has any more goes at once, and its hooks with it.
+        ask = weakref.WeakMethod(self._synchronise_by_default)
+
+        def synchronise_by_default() -> bool:
+            method = ask()
+            return method is None or method()
+
         reducer = Reducer(
             trainable,
             frozenset(name for name, p in trainable if id(p) in sparse),
             self.process_group,
             self._settings,
-            self._synchronise_by_default,
+            synchronise_by_default,
         )
         reducer.install_hooks()
         return reducer
@@ -414,7 +423,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         group = state.pop("process_group", None)
         super().__setstate__(state)
         self.__dict__.update(state)
-        self.process_group = group if group is not None else _group_of(None, None)
+        self.process_group = group if group is not None else group_of(None, None)
         self.reducer = self._make_reducer()
         self._take_over_optimizers()
 
@@ -443,44 +452,6 @@ def _step_in_backward(bucket: Any) -> None:
             optimizer.step()
         if optimizers:
             p.grad = None
-
-
-def _refuse(**arguments: Any) -> None:
-    for name, value in arguments.items():
-        if value is not None:
-            raise NotImplementedError(
-                f"pycoll's DistributedDataParallel has no {name}; leave it out (for lower precision: autocast, or a "
-                "communication hook)"
-            )
-
-
-def _group_of(process_group: dist.ProcessGroup | None, device_mesh: Any) -> dist.ProcessGroup:
-    if process_group is not None and device_mesh is not None:
-        raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
-    if device_mesh is not None:
-        if device_mesh.ndim != 1:
-            raise RuntimeError(
-                f"Only 1D device mesh is supported, but got {device_mesh.ndim} dims; slice it by a dim's name"
-            )
-        return device_mesh.get_group(mesh_dim=0)
-    if process_group is not None:
-        return process_group
-    if not dist.is_initialized():
-        raise ValueError("there is no default group; call init_process_group first")
-    return dist.group.WORLD  # type: ignore[return-value]
-
-
-def _check_devices(module: nn.Module, device_ids: Any, output_device: Any) -> None:
-    devices = {p.device for p in module.parameters()}
-    if any(device.type != "cpu" for device in devices):
-        raise ValueError(
-            f"the module has parameters on {sorted(map(str, devices))}; this build of pycoll moves CPU tensors only"
-        )
-    if device_ids or output_device is not None:
-        raise ValueError(
-            "DistributedDataParallel device_ids and output_device arguments only work with GPU modules, "
-            f"but got device_ids {device_ids}, output_device {output_device}, and a module on the CPU"
-        )
 
 
 def _sparse_parameters(module: nn.Module) -> set[int]:
