@@ -23,9 +23,8 @@ GradientCounter::Attention with_lock(py::object function) {
   };
 }
 
-py::bytes used(const GradientCounter& counter) {
-  const auto& used = counter.used();
-  return py::bytes(reinterpret_cast<const char*>(used.data()), used.size());
+py::bytes as_bytes(const std::vector<uint8_t>& flags) {
+  return py::bytes(reinterpret_cast<const char*>(flags.data()), flags.size());
 }
 
 void set_used(GradientCounter& counter, const std::string& used) {
@@ -42,8 +41,15 @@ void bind_gradient_counter(py::module_& module) {
            }),
            py::arg("parameters"), py::arg("attention"))
       .def("remove", &GradientCounter::remove)
-      .def("plan", &GradientCounter::plan, py::arg("expected"), py::arg("bucket_of"),
-           py::arg("num_buckets"))
+      .def(
+          "plan",
+          [](GradientCounter& self, std::vector<int64_t> expected, std::vector<int64_t> bucket_of,
+             int64_t num_buckets, std::vector<std::optional<at::Tensor>> views, bool as_views) {
+            self.plan({std::move(expected), std::move(bucket_of), num_buckets, std::move(views),
+                       as_views});
+          },
+          py::arg("expected"), py::arg("bucket_of"), py::arg("num_buckets"), py::arg("views"),
+          py::arg("as_views"))
       .def("begin", &GradientCounter::begin, py::arg("synchronises"), py::arg("keeps_order"))
       .def("set_synchronises", &GradientCounter::set_synchronises)
       .def("end", &GradientCounter::end, py::arg("pass_number"))
@@ -52,7 +58,9 @@ void bind_gradient_counter(py::module_& module) {
       .def("left", &GradientCounter::left)
       .def("arrivals", &GradientCounter::arrivals)
       .def("ready_ns", &GradientCounter::ready_ns)
-      .def("used", &used)
+      .def("uncopied", &GradientCounter::uncopied, py::arg("bucket"))
+      .def("copied", [](const GradientCounter& self) { return as_bytes(self.copied()); })
+      .def("used", [](const GradientCounter& self) { return as_bytes(self.used()); })
       .def("set_used", &set_used, py::arg("used"));
 }
 

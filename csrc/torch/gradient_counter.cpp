@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -42,19 +43,22 @@ void GradientCounter::remove() {
   installed_.clear();
 }
 
-void GradientCounter::plan(std::vector<int64_t> expected, std::vector<int64_t> bucket_of,
-                           int64_t num_buckets) {
-  expected_ = std::move(expected);
-  bucket_of_ = std::move(bucket_of);
-  pending_.assign(static_cast<size_t>(num_buckets), 0);
+void GradientCounter::plan(Plan plan) {
+  plan_ = std::move(plan);
+  pending_.assign(static_cast<size_t>(plan_.num_buckets), 0);
+  uncopied_.assign(static_cast<size_t>(plan_.num_buckets), 0);
 }
 
 int64_t GradientCounter::begin(bool synchronises, bool keeps_order) {
-  left_ = expected_;
+  left_ = plan_.expected;
   std::fill(pending_.begin(), pending_.end(), 0);
+  std::fill(uncopied_.begin(), uncopied_.end(), 0);
   for (size_t i = 0; i < left_.size(); ++i) {
-    if (left_[i] > 0) ++pending_[static_cast<size_t>(bucket_of_[i])];
+    const auto bucket = static_cast<size_t>(plan_.bucket_of[i]);
+    if (left_[i] > 0) ++pending_[bucket];
+    ++uncopied_[bucket];
   }
+  copied_.assign(left_.size(), 0);
   ready_ns_.assign(left_.size(), 0);
   arrivals_.clear();
   keeps_order_ = keeps_order;
@@ -71,6 +75,10 @@ int64_t GradientCounter::pending(int64_t bucket) const {
   return pending_.at(static_cast<size_t>(bucket));
 }
 
+int64_t GradientCounter::uncopied(int64_t bucket) const {
+  return uncopied_.at(static_cast<size_t>(bucket));
+}
+
 void GradientCounter::count(int64_t index) {
   const auto i = static_cast<size_t>(index);
   if (!active_) attention_(Event::kBegin, index);
@@ -80,10 +88,36 @@ void GradientCounter::count(int64_t index) {
   if (keeps_order_) arrivals_.push_back(index);
   if (--left_[i] > 0) return;
   if (left_[i] < 0) {
+    // The bucket may be on its way: what is in it is not touched here.
+    uncopy(i);
     attention_(Event::kAgain, index);
-  } else if (--pending_[static_cast<size_t>(bucket_of_[i])] == 0) {
+    return;
+  }
+  copy(i);
+  if (--pending_[static_cast<size_t>(plan_.bucket_of[i])] == 0) {
     attention_(Event::kComplete, index);
   }
+}
+
+void GradientCounter::copy(size_t i) {
+  if (!plan_.views[i].has_value()) return;
+  at::Tensor view = *plan_.views[i];
+  at::Tensor& grad = parameters_[i].mutable_grad();
+  if (!grad.defined() || grad.layout() != at::kStrided) return;
+  if (!grad.is_same(view)) {
+    const at::NoGradGuard no_grad;
+    view.copy_(grad);
+    // One that has a graph (create_graph=True) stays what it is.
+    if (plan_.as_views && !grad.requires_grad()) grad = view;
+  }
+  copied_[i] = 1;
+  --uncopied_[static_cast<size_t>(plan_.bucket_of[i])];
+}
+
+void GradientCounter::uncopy(size_t i) {
+  if (copied_[i] == 0) return;
+  copied_[i] = 0;
+  ++uncopied_[static_cast<size_t>(plan_.bucket_of[i])];
 }
 
 }  // namespace pycoll::torch_adapter

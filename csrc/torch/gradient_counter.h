@@ -1,10 +1,11 @@
-// Which gradients of a backward pass are there, counted where autograd makes them: thousands of small parameters would
-// otherwise cost a call into Python each.
+// Which gradients of a backward pass are there, counted and copied into buckets where autograd makes them: thousands of small
+// parameters would otherwise cost a call into Python each, and large gradients have left the caches later.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -34,7 +35,16 @@ class GradientCounter {
 
   // For the passes to come. `expected`: gradients that each parameter gets in a pass; `bucket_of`: its bucket. A bucket is
   // complete when all its parameters that expect something have got it.
-  void plan(std::vector<int64_t> expected, std::vector<int64_t> bucket_of, int64_t num_buckets);
+  // `views`: where in its bucket a parameter's gradient goes once all that is expected has come; nothing for those that
+  // the caller deals with. `as_views`: make the view the parameter's gradient.
+  struct Plan {
+    std::vector<int64_t> expected;
+    std::vector<int64_t> bucket_of;
+    int64_t num_buckets = 0;
+    std::vector<std::optional<at::Tensor>> views;
+    bool as_views = false;
+  };
+  void plan(Plan plan);
   // A pass begins. One that does not synchronise counts only that parameters are used. `keeps_order`: remember in which
   // order gradients come. Returns the pass's number, for end().
   int64_t begin(bool synchronises, bool keeps_order);
@@ -45,6 +55,9 @@ class GradientCounter {
 
   // Parameters of a bucket that still wait for something.
   int64_t pending(int64_t bucket) const;
+  // Parameters of a bucket whose gradient has not been copied in this pass; and which have been.
+  int64_t uncopied(int64_t bucket) const;
+  const std::vector<uint8_t>& copied() const { return copied_; }
   const std::vector<int64_t>& left() const { return left_; }
   const std::vector<int64_t>& arrivals() const { return arrivals_; }
   // Of the monotonic clock; 0: no gradient in this pass.
@@ -56,6 +69,8 @@ class GradientCounter {
  private:
   struct Hook;
   void count(int64_t index);
+  void copy(size_t i);
+  void uncopy(size_t i);
 
   const std::vector<at::Tensor> parameters_;
   const Attention attention_;
@@ -68,15 +83,16 @@ class GradientCounter {
   };
   std::vector<Installed> installed_;
 
-  std::vector<int64_t> expected_;
+  Plan plan_;
   int64_t pass_ = 0;
   bool active_ = false;
   bool synchronises_ = false;
   bool keeps_order_ = false;
   std::vector<uint8_t> used_;
   std::vector<int64_t> left_;
-  std::vector<int64_t> bucket_of_;
-  std::vector<int64_t> pending_;
+  std::vector<int64_t> pending_;   // a bucket each
+  std::vector<int64_t> uncopied_;  // a bucket each
+  std::vector<uint8_t> copied_;
   std::vector<int64_t> ready_ns_;
   std::vector<int64_t> arrivals_;
 };

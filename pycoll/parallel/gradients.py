@@ -13,13 +13,18 @@ from pycoll.bucket import Bucket
 
 @torch.no_grad()
 def fill(
-    bucket: Bucket, used: bytes, saved: dict[int, Tensor], gradient_as_bucket_view: bool
+    bucket: Bucket,
+    used: bytes,
+    copied: bytes | None,
+    saved: dict[int, Tensor],
+    gradient_as_bucket_view: bool,
 ) -> None:
     """Copies gradients into the bucket, zeros where there are none.
 
     Args:
         bucket: sparse ones are left alone.
         used: not 0 for parameters with something new in their gradient.
+        copied: not 0 for parameters whose gradients are in the bucket already; None: none is.
         saved: takes the gradients that lie in the bucket without anything new: if no rank has anything new for them,
             they are to stay bit for bit.
         gradient_as_bucket_view: make the views the parameters' gradients.
@@ -31,14 +36,16 @@ def fill(
         return
     sources, targets, absent = [], [], []
     grads = [p.grad for p in bucket.parameters]
-    for position, (grad, view) in enumerate(zip(grads, bucket.views, strict=True)):
+    for index, grad, view in zip(bucket.members, grads, bucket.views, strict=True):
+        if copied is not None and copied[index]:
+            continue
         if grad is None:
             absent.append(view)
         elif grad is not view:
             sources.append(grad)
             targets.append(view)
-        elif not used[bucket.members[position]]:
-            saved[bucket.members[position]] = view.clone()
+        elif not used[index]:
+            saved[index] = view.clone()
     if absent:
         torch._foreach_zero_(absent)
     if sources:

@@ -175,7 +175,12 @@ class Reducer:
     def _plan(self) -> None:
         if self._counter is not None:
             bucket_of = [bucket.index for bucket in self._bucket_of]
-            self._counter.plan(self._expected, bucket_of, len(self.buckets))
+            views: list[Tensor | None] = [None] * len(self.parameters)
+            for bucket in self.buckets:
+                for index, view in zip(bucket.members, bucket.views, strict=not bucket.sparse):
+                    views[index] = view
+            as_views = self.settings.gradient_as_bucket_view
+            self._counter.plan(self._expected, bucket_of, len(self.buckets), views, as_views)
 
     # --- hooks -------------------------------------------------------------------------------------
 
@@ -281,7 +286,12 @@ class Reducer:
             self._core.set_tag(before)
 
     def _fill(self, current: _Pass, bucket: Bucket) -> None:
-        fill(bucket, self._used_by(current), current.saved, self.settings.gradient_as_bucket_view)
+        # The counter has copied the gradients that came in this pass; all of them, if nothing is unusual.
+        is_first = bucket.index >= current.num_issued and current.token is not None
+        if not is_first or self._counter.uncopied(bucket.index):
+            copied = self._counter.copied() if is_first else None
+            as_views = self.settings.gradient_as_bucket_view
+            fill(bucket, self._used_by(current), copied, current.saved, as_views)
         if self.settings.check_nan:
             current.not_finite += not_finite(bucket)
 
