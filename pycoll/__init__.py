@@ -30,10 +30,18 @@ if TYPE_CHECKING:
     )
     from pycoll.flight_recorder import dump_flight_record
     from pycoll.groups import dead_ranks, shrink
+    from pycoll.parallel.ddp import DistributedDataParallel
+    from pycoll.parallel.dp import DataParallel
+    from pycoll.parallel.sync_batch_norm import SyncBatchNorm
+    from pycoll.parallel.zero import ZeroRedundancyOptimizer
     from pycoll.tags import tag
 
 __all__ = [
+    "DataParallel",
+    "DistributedDataParallel",
     "Options",
+    "SyncBatchNorm",
+    "ZeroRedundancyOptimizer",
     "__version__",
     "algorithm_names",
     "all_gather",
@@ -58,6 +66,10 @@ __all__ = [
 
 # Where names come from; all that is not listed is in pycoll.collectives.
 _HOME = {
+    "DataParallel": "pycoll.parallel.dp",
+    "DistributedDataParallel": "pycoll.parallel.ddp",
+    "SyncBatchNorm": "pycoll.parallel.sync_batch_norm",
+    "ZeroRedundancyOptimizer": "pycoll.parallel.zero",
     "algorithm_names": "pycoll.backend",
     "dump_flight_record": "pycoll.flight_recorder",
     "events": "pycoll.backend",

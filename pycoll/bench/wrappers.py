@@ -1,0 +1,185 @@
+"""Training steps of data-parallel wrappers, timed on the ranks of a `pycoll.testing.RankPool`.
+
+Contenders take turns, a few steps each, and each round goes through them in the other direction: what the machine does
+meanwhile happens to all of them. Their ranks live through all rounds and sleep while it is not their turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pycoll.bench.engine import TorchPeers
+from pycoll.bench.steps import ExposedCommunication, exposed_communication
+from pycoll.testing import RankPool
+
+WARMUP_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A wrapper ("torch" or "pycoll") over a backend of torch.distributed; only pycoll's own needs pycoll's."""
+
+    wrapper: str
+    backend: str
+
+    def __str__(self) -> str:
+        return f"{self.wrapper} DDP on {self.backend}"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained.
+
+    Attributes:
+        make: the model, equal on all ranks.
+        loss: of the wrapped model, on a batch that depends on the rank.
+    """
+
+    make: Callable[[], nn.Module]
+    loss: Callable[[nn.Module, int], Tensor]
+
+
+class _ManySmall(nn.Module):
+    """2,000 parameters of 64 elements, each used once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList([torch.ones(64) for _ in range(2000)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = x
+        for scale in self.scales:
+            total = total * scale
+        return total
+
+
+def _wide() -> nn.Module:
+    """16 MiB of gradients and little to compute: communication decides."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4)))
+
+
+def _layers() -> nn.Module:
+    """A deep and narrow stack: compute and communication of about the same size."""
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(256, 256), nn.LayerNorm(256), nn.GELU()) for _ in range(24)]
+    return nn.Sequential(*blocks)
+
+
+def _batch(rows: int, columns: int, rank: int) -> Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(rank))
+
+
+MODELS = {
+    "wide": Model(_wide, lambda m, rank: m(_batch(2, 1024, rank)).square().mean()),
+    "many": Model(_ManySmall, lambda m, rank: m(_batch(1, 64, rank)).square().mean()),
+    "layers": Model(_layers, lambda m, rank: m(_batch(64, 256, rank)).square().mean()),
+}
+
+
+class Stepper:
+    """One training step of a wrapped model on this rank."""
+
+    def __init__(self, model: str, wrapper: str, gradient_as_bucket_view: bool) -> None:
+        import torch.distributed as dist
+
+        wrap: Any = nn.parallel.DistributedDataParallel
+        if wrapper == "pycoll":
+            from pycoll.parallel.ddp import DistributedDataParallel
+
+            wrap = DistributedDataParallel
+        self._rank, self._model = dist.get_rank(), MODELS[model]
+        self.ddp: Any = wrap(self._model.make(), gradient_as_bucket_view=gradient_as_bucket_view)
+        self._optimizer = torch.optim.SGD(self.ddp.parameters(), lr=1e-6)
+        for _ in range(WARMUP_STEPS):
+            self(True)
+
+    def __call__(self, synchronise: bool) -> None:
+        silent = contextlib.nullcontext() if synchronise else self.ddp.no_sync()
+        with silent:
+            self._model.loss(self.ddp, self._rank).backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+# Of this rank's process: steppers live through the rounds.
+_steppers: dict[tuple[str, str, bool], Stepper] = {}
+
+
+def measure_on_rank(
+    model: str, wrapper: str, gradient_as_bucket_view: bool, pairs: int
+) -> ExposedCommunication:
+    """On a rank of a pool: `pairs` steps with and as many without synchronisation."""
+    key = (model, wrapper, gradient_as_bucket_view)
+    if key not in _steppers:
+        _steppers[key] = Stepper(*key)
+    _steppers[key](True)
+    return exposed_communication(_steppers[key], TorchPeers(), pairs)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Medians over rounds, of the slowest rank.
+
+    Attributes:
+        with_sync, without_sync: seconds of a step.
+        ratios: how many times as fast as the first contender a step with synchronisation was, a round each.
+    """
+
+    contender: Contender
+    with_sync: float
+    without_sync: float
+    ratios: tuple[float, ...]
+
+    @property
+    def exposed(self) -> float:
+        """Seconds by which synchronisation lengthens a step."""
+        return self.with_sync - self.without_sync
+
+
+def compare_wrappers(
+    contenders: Sequence[Contender],
+    model: str,
+    *,
+    world_size: int = 2,
+    rounds: int = 5,
+    pairs: int = 10,
+    gradient_as_bucket_view: bool = False,
+) -> list[StepTimes]:
+    """Times of all contenders, which take turns; ratios are against the first.
+
+    Raises:
+        ValueError: a contender or the model is unknown.
+        pycoll.testing.RankError: ranks died, hung or raised.
+    """
+    if model not in MODELS:
+        raise ValueError(f"unknown model {model!r}; known: {', '.join(MODELS)}")
+    for contender in contenders:
+        if contender.wrapper not in ("torch", "pycoll"):
+            raise ValueError(f"unknown wrapper {contender.wrapper!r}; known: torch, pycoll")
+    measured: dict[Contender, list[ExposedCommunication]] = {each: [] for each in contenders}
+    with contextlib.ExitStack() as stack:
+        backends = dict.fromkeys(contender.backend for contender in contenders)
+        pools = {b: stack.enter_context(RankPool(world_size, b, timeout=300)) for b in backends}
+        for number in range(rounds):
+            for contender in contenders[:: -1 if number % 2 else 1]:
+                arguments = (model, contender.wrapper, gradient_as_bucket_view, pairs)
+                everyone = pools[contender.backend].run(measure_on_rank, *arguments)
+                measured[contender].append(everyone[0])
+    yardstick = [each.with_sync for each in measured[contenders[0]]]
+    return [
+        StepTimes(
+            contender,
+            statistics.median(each.with_sync for each in times),
+            statistics.median(each.without_sync for each in times),
+            tuple(a / b.with_sync for a, b in zip(yardstick, times, strict=True)),
+        )
+        for contender, times in measured.items()
+    ]
