@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "bindings/bindings.h"
+#include "torch/call_tag.h"
 #include "torch/process_group.h"
 #include "torch/runtime.h"
 
@@ -43,20 +44,10 @@ void call_failure_hook() {
   }
 }
 
-std::string& thread_tag() {
-  thread_local std::string tag;
-  return tag;
-}
-
 // "train.py:33": the innermost line outside torch and pycoll.
 std::string call_site() {
   py::gil_scoped_acquire gil;
   return py::cast<std::string>(py::module_::import("pycoll.tags").attr("call_site")());
-}
-
-std::string tag_of_call(bool wants_call_site) {
-  const std::string& tag = thread_tag();
-  return tag.empty() && wants_call_site ? call_site() : tag;
 }
 
 BackendPtr create(const c10d::DistributedBackendOptions& group, const std::string& algorithm,
@@ -67,7 +58,7 @@ BackendPtr create(const c10d::DistributedBackendOptions& group, const std::strin
                                         group.global_ranks_in_group.end());
   return c10::make_intrusive<ProcessGroupPycoll>(
       group.store, group.group_rank, group.group_size, std::move(options),
-      torch_adapter::Interpreter{check_python_signals, without_python_lock, tag_of_call,
+      torch_adapter::Interpreter{check_python_signals, without_python_lock, call_site,
                                  call_failure_hook});
 }
 
@@ -142,7 +133,8 @@ void bind_torch(py::module_& module) {
       "set_failure_hook", [](py::object hook) { failure_hook() = std::move(hook); },
       py::arg("hook").none(true));
   module.def(
-      "set_tag", [](const std::string& tag) { return std::exchange(thread_tag(), tag); },
+      "set_tag",
+      [](const std::string& tag) { return std::exchange(torch_adapter::thread_tag(), tag); },
       py::arg("tag"));
   module.def("prepare_for_exit", &torch_adapter::prepare_for_exit,
              py::call_guard<py::gil_scoped_release>());

@@ -2,6 +2,7 @@
 
 #include <ATen/record_function.h>
 
+#include "torch/call_tag.h"
 #include "torch/compat.h"
 #include "torch/errors.h"
 #include "torch/requests.h"
@@ -184,7 +185,8 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launch(const Call& call, Tensors
       requests.back().after = [w = work.get()] { w->tensors().copy_back(); };
     }
     work->tensors().bump_versions();
-    const std::string tag = interpreter_.tag(communicator_->compares_call_sites());
+    std::string tag = thread_tag();
+    if (tag.empty() && communicator_->compares_call_sites()) tag = interpreter_.call_site();
     const std::chrono::milliseconds timeout = effective(call.timeout);
     for (Request& request : requests) {
       request.tag = tag;

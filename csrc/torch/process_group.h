@@ -20,8 +20,8 @@ struct Interpreter {
   InterruptCheck check_signals;
   // Runs a function that may wait for other threads, with the interpreter's lock released if the caller holds it.
   std::function<void(const std::function<void()>&)> without_lock;
-  // The tag of the call that this thread makes: what the program has set, else (if asked for) its place in the program.
-  std::function<std::string(bool call_site)> tag;
+  // Where in the program this thread is.
+  std::function<std::string()> call_site;
   // An operation has failed and its group is unusable. Called on any thread.
   std::function<void()> on_failure;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "torch/call_tag.h"
 #include "torch/errors.h"
 
 namespace pycoll::torch_adapter {
@@ -20,6 +21,7 @@ struct FutureCompletion {
   // Once the operations have finished: by the thread that waited for them or by one of the pool, whichever comes first.
   void complete() {
     if (completed.exchange(true)) return;
+    const TagScope scope(tag);
     try {
       for (const auto& operation : operations) {
         if (operation->error() == nullptr) continue;
@@ -34,6 +36,8 @@ struct FutureCompletion {
 
   const c10::intrusive_ptr<c10::ivalue::Future> future;
   const std::vector<std::shared_ptr<Operation>> operations;
+  // Callbacks call collectives under it, whichever thread they run on: ranks must not differ in that.
+  const std::string tag = thread_tag();
   std::vector<at::Tensor> outputs;
   std::atomic<size_t> unfinished;  // operations, and the getFuture() that counts them
   std::atomic<bool> completed{false};

@@ -276,14 +276,18 @@ class Reducer:
 
     @torch.no_grad()
     def _reduce(self, current: _Pass, bucket: Bucket) -> Reduction:
-        if self.hook is not None and not self.hook_may_overlap and current.reductions:
-            current.reductions[-1].wait()
+        self._let_hook_end(current)
         tag = f"DDP pass {current.number}, {bucket.describe()}"
         before = self._core.set_tag(tag)
         try:
             return issue_reduction(bucket, self)
         finally:
             self._core.set_tag(before)
+
+    def _let_hook_end(self, current: _Pass) -> None:
+        """Before this thread calls another collective: one that may still call some has to end first."""
+        if self.hook is not None and not self.hook_may_overlap and current.reductions:
+            current.reductions[-1].wait()
 
     def _fill(self, current: _Pass, bucket: Bucket) -> None:
         # The counter has copied the gradients that came in this pass; all of them, if nothing is unusual.
@@ -345,6 +349,7 @@ class Reducer:
         for bucket in self.buckets[current.num_issued :]:
             self._issue(current, bucket)
         flags = self._local_flags(current, absent)
+        self._let_hook_end(current)
         core_tag = self._core.set_tag(f"DDP pass {current.number}, flags")
         try:
             work = collectives.all_reduce(flags, "max", self.group, async_op=True)
