@@ -144,7 +144,7 @@ class Job:
         self.actions += 1
 
     def one_round(self) -> bool:
-        """Whether there is time for another one, as rank 0 says."""
+        """Whether there is time for another one, as rank 0 says; until the victim has died there is."""
         rng = random.Random(self.seed + self.rounds)
         self.groups = []
         for _ in range(rng.randrange(4)):
@@ -162,7 +162,8 @@ class Job:
             del group
         self.rounds += 1
         self.look()
-        more = torch.tensor([float(time.monotonic() < float(os.environ["UNTIL"]))])
+        is_early = time.monotonic() < float(os.environ["UNTIL"])
+        more = torch.tensor([float(is_early or self.victim is not None)])
         dist.broadcast(more, 0)
         return bool(more.item())
 
