@@ -93,4 +93,20 @@ def shrink(
         excluded = sorted(exclude)
     if not excluded:
         raise ValueError("every rank of the group is alive; name those to leave out with exclude")
-    return c10d.shrink_group(excluded, group, shrink_flags=c10d.SHRINK_ABORT)
+    is_default = pg is dist.group.WORLD
+    smaller: Any = c10d.shrink_group(excluded, group, shrink_flags=c10d.SHRINK_ABORT)
+    if is_default:
+        _agree_on_names(smaller)
+    return smaller
+
+
+def _agree_on_names(group: Any) -> None:
+    """torch numbers groups as they are made. Ranks that were making one when the death was noticed, or were not
+    yet, go on from the same number."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.distributed_c10d as c10d
+
+    count = torch.tensor([c10d._world.group_count])
+    dist.all_reduce(count, dist.ReduceOp.MAX, group=group)
+    c10d._world.group_count = int(count.item())

@@ -102,6 +102,25 @@ def test_destroy_and_init_again_many_times(tmp_path: Path) -> None:
     assert no_shared_memory_left()
 
 
+def test_a_world_is_made_again_on_the_same_store(tmp_path: Path) -> None:
+    """Names are the same each time; what the last one has left in the store must not be taken for the new one's."""
+    script = """
+        store = dist.FileStore(os.environ["STORE"], world_size)
+        for turn in range(4):
+            dist.init_process_group("pycoll", store=store, rank=rank, world_size=world_size,
+                                    timeout=seconds(10))
+            if turn % 2 == 0 and rank == 1: time.sleep(0.2)
+            group = dist.new_group([0, 2])
+            x = torch.full((70_001,), rank + turn + 1.0)
+            if rank != 1:
+                dist.all_reduce(x, group=group)
+                assert (x == 2 * turn + 4).all(), x
+            dist.all_reduce(x)
+            dist.destroy_process_group()
+    """
+    assert_codes(run_script(script, 3, tmp_path), 0, 0, 0)
+
+
 def test_destroy_twice_and_use_after_destroy(tmp_path: Path) -> None:
     script = """
         init()

@@ -88,3 +88,25 @@ def test_excluding_the_living_and_wrong_arguments(tmp_path: Path) -> None:
     assert_codes(ended, 0, 0, 0)
     assert all("every rank of the group is alive" in rank.out for rank in ended)
     assert "rank 2 excludes itself" in ended[2].out or "excluded" in ended[2].out
+
+
+def test_groups_are_made_after_a_death_among_their_makers(tmp_path: Path) -> None:
+    """torch numbers groups by itself, and survivors have come to different numbers."""
+    script = """
+        import pycoll
+        init()
+        if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+        if rank != 0:  # rank 0 learns of the death elsewhere
+            text, _ = raised(lambda: [dist.new_group(timeout=seconds(3)) for _ in range(rank)])
+        else:
+            text, _ = raised(lambda: dist.all_reduce(torch.ones(3)))
+        say(text)
+        assert "died" in text or "Timed out waiting for ranks 0, 1" in text, text
+        pycoll.shrink()
+        pair = dist.new_group([0, 2])
+        x = torch.full((5,), dist.get_rank() + 1.0)
+        if dist.get_rank() != 1:
+            dist.all_reduce(x, group=pair)
+            assert x.tolist() == [4.0] * 5, x
+    """
+    assert_codes(run_script(script, 4, tmp_path), 0, KILLED, 0, 0)

@@ -38,9 +38,13 @@ class KeyValueStore {
   // The value, without waiting; false if the key has not been set yet.
   virtual bool try_get(const std::string& key, Blob* value) = 0;
   virtual void remove(const std::string& key) = 0;
+  // How often it has been called for this key, by anybody, this time included.
+  virtual int64_t count(const std::string& key) = 0;
 };
 
-// Over a key-value store. `prefix` keeps groups apart: members of one group use the same one, no other group does.
+// Over a key-value store. `prefix` keeps groups apart: members of one group use the same one, no other living group does. What an
+// earlier one has left under it (a world made again on the same store) is not taken for this one's: members count how often
+// they have used the prefix, and use it equally often.
 class StoreExchange final : public Exchange {
  public:
   StoreExchange(KeyValueStore* store, std::string prefix, int rank, int world_size)
@@ -54,11 +58,13 @@ class StoreExchange final : public Exchange {
 
  private:
   std::string key(int turn, int rank) const;
+  void begin();
 
   KeyValueStore* store_;
   const std::string prefix_;
   const int rank_;
   const int world_size_;
+  int64_t generation_ = 0;  // 0: not begun
   int turn_ = 0;
 };
 

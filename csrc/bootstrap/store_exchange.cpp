@@ -14,11 +14,16 @@ constexpr std::chrono::microseconds kLongestPause{20'000};
 }  // namespace
 
 std::string StoreExchange::key(int turn, int rank) const {
-  return concat(prefix_, "/", turn, "/", rank);
+  return concat(prefix_, "/", generation_, "/", turn, "/", rank);
+}
+
+void StoreExchange::begin() {
+  if (generation_ == 0) generation_ = store_->count(concat(prefix_, "/generation/", rank_));
 }
 
 std::vector<Blob> StoreExchange::all_gather(const Blob& mine, Deadline deadline,
                                             const InterruptCheck& interrupt) {
+  begin();
   const int turn = turn_++;
   store_->set(key(turn, rank_), mine);
   std::vector<Blob> blobs(static_cast<size_t>(world_size_));

@@ -20,6 +20,7 @@ class StoreAdapter final : public KeyValueStore {
   }
 
   void remove(const std::string& key) override { store_->deleteKey(key); }
+  int64_t count(const std::string& key) override { return store_->add(key, 1); }
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;
