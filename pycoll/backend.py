@@ -85,6 +85,7 @@ def backend_of(group: dist.ProcessGroup | None = None, device: torch.device | st
 
     Raises:
         ValueError: the group's backend for that device is another one.
+        TypeError: `group` is no process group.
     """
     import torch
     import torch.distributed as dist
@@ -92,6 +93,11 @@ def backend_of(group: dist.ProcessGroup | None = None, device: torch.device | st
     pg: Any = dist.group.WORLD if group is None else group
     if pg is None:
         raise ValueError("there is no default group; call init_process_group first")
+    if not isinstance(pg, dist.ProcessGroup):
+        raise TypeError(
+            f"group is {pg!r}, not a process group; on a rank outside a group torch.distributed.new_group "
+            "returns GroupMember.NON_GROUP_MEMBER, and that rank makes no calls on it"
+        )
     backend = pg._get_backend(torch.device(device))
     if not isinstance(backend, extension().ProcessGroupPycoll):
         raise ValueError(

@@ -1,8 +1,9 @@
 """Collectives, called directly: past the functions of torch.distributed, with the same meaning.
 
 They accept what those refuse for reasons of other backends (products of complex numbers, lazily conjugated
-tensors, monitored barriers), and cost less per call. Ranks in ``src`` and ``dst`` are ranks of the group. Every
-function runs to completion unless ``async_op`` is true; then it returns a ``torch.distributed.Work``.
+tensors, monitored barriers), and cost less per call. As there, ``src`` and ``dst`` are ranks of the world, and
+``group_src`` and ``group_dst`` in their place are ranks of the group. Every function runs to completion unless
+``async_op`` is true; then it returns a ``torch.distributed.Work``.
 
 ``all_reduce``, ``all_gather`` and ``reduce_scatter`` take a `wire_dtype`: what elements of float32, bfloat16 or float16
 are on their way between ranks, so that fewer bytes move. ``torch.float8_e4m3fn``, ``torch.float8_e5m2`` and
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
 def _reduce_op(op: Op) -> Any:
     import torch.distributed as dist
 
-    if not isinstance(op, str):
+    if isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
         return op
+    if not isinstance(op, str):
+        raise TypeError(f"op is a {type(op).__name__} ({op!r}); pass a ReduceOp or its name")
     try:
         return getattr(dist.ReduceOp, op.upper())
     except AttributeError:
@@ -43,6 +46,20 @@ def _reduce_op(op: Op) -> Any:
             f"op {op!r} is none of sum, avg, product, min, max, band, bor, bxor "
             "(for premul_sum pass torch.distributed._make_nccl_premul_sum(factor))"
         ) from None
+
+
+def _root(name: str, rank: int | None, group_rank: int | None, group: Group) -> int:
+    """The rank of the group that is meant by ``src``/``dst`` or by ``group_src``/``group_dst``."""
+    import torch.distributed as dist
+
+    if (rank is None) == (group_rank is None):
+        raise ValueError(f"pass either {name} (a rank of the world) or group_{name} (of the group)")
+    chosen, label = (rank, name) if group_rank is None else (group_rank, f"group_{name}")
+    if not isinstance(chosen, int):
+        raise TypeError(f"{label} is a {type(chosen).__name__} ({chosen!r}); pass a rank, an int")
+    if group_rank is not None or group is None:
+        return chosen
+    return dist.get_group_rank(group, chosen)
 
 
 def _finish(work: Any, async_op: bool) -> dist.Work | None:
@@ -117,18 +134,30 @@ def all_reduce(
 
 
 def reduce(
-    tensor: torch.Tensor, dst: int, op: Op = "sum", group: Group = None, async_op: bool = False
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    group_dst: int | None = None,
 ) -> dist.Work | None:
     """Reduces `tensor` over all ranks into that of rank `dst`; the others' stay as they are."""
-    options = _options("ReduceOptions", async_op, reduceOp=_reduce_op(op), rootRank=dst)
+    root = _root("dst", dst, group_dst, group)
+    options = _options("ReduceOptions", async_op, reduceOp=_reduce_op(op), rootRank=root)
     return _finish(backend_of(group).reduce([tensor], options), async_op)
 
 
 def broadcast(
-    tensor: torch.Tensor, src: int, group: Group = None, async_op: bool = False
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    group_src: int | None = None,
 ) -> dist.Work | None:
     """Copies the `tensor` of rank `src` into those of all ranks."""
-    options = _options("BroadcastOptions", async_op, rootRank=src)
+    options = _options("BroadcastOptions", async_op, rootRank=_root("src", src, group_src, group))
     return _finish(backend_of(group).broadcast([tensor], options), async_op)
 
 
@@ -205,12 +234,14 @@ def reduce_scatter_tensor(
 def gather(
     outputs: Sequence[torch.Tensor] | None,
     tensor: torch.Tensor,
-    dst: int,
+    dst: int | None = None,
     group: Group = None,
     async_op: bool = False,
+    *,
+    group_dst: int | None = None,
 ) -> dist.Work | None:
     """Copies the `tensor` of rank r into ``outputs[r]`` of rank `dst`; the others pass None."""
-    options = _options("GatherOptions", async_op, rootRank=dst)
+    options = _options("GatherOptions", async_op, rootRank=_root("dst", dst, group_dst, group))
     lists = [] if outputs is None else [list(outputs)]
     return _finish(backend_of(group).gather(lists, [tensor], options), async_op)
 
@@ -218,12 +249,14 @@ def gather(
 def scatter(
     output: torch.Tensor,
     inputs: Sequence[torch.Tensor] | None,
-    src: int,
+    src: int | None = None,
     group: Group = None,
     async_op: bool = False,
+    *,
+    group_src: int | None = None,
 ) -> dist.Work | None:
     """Copies ``inputs[r]`` of rank `src` into the `output` of rank r; the others pass None."""
-    options = _options("ScatterOptions", async_op, rootRank=src)
+    options = _options("ScatterOptions", async_op, rootRank=_root("src", src, group_src, group))
     lists = [] if inputs is None else [list(inputs)]
     return _finish(backend_of(group).scatter([output], lists, options), async_op)
 

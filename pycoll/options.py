@@ -23,6 +23,7 @@ class Options:
 
     Raises:
         ValueError: an attribute is out of its range.
+        TypeError: an attribute is of another type.
     """
 
     algorithm: str | None = None
@@ -30,6 +31,13 @@ class Options:
     debug: str | None = None
 
     def __post_init__(self) -> None:
+        if self.algorithm is not None and not isinstance(self.algorithm, str):
+            raise TypeError(f"algorithm is {self.algorithm!r}, but must be a name, such as 'ring'")
+        if self.timeout is not None and not isinstance(self.timeout, timedelta):
+            raise TypeError(
+                f"timeout is {self.timeout!r}, but must be a datetime.timedelta, "
+                "such as timedelta(seconds=30)"
+            )
         if self.timeout is not None and self.timeout < timedelta(0):
             raise ValueError(f"timeout is {self.timeout}, but must not be negative")
         levels = ("OFF", "WARN", "INFO", "DETAIL")

@@ -73,6 +73,37 @@ WRONG: dict[str, tuple[Call, type[Exception] | tuple[type[Exception], ...], Sequ
         ValueError,
         ("overlap",),
     ),
+    "an output whose rows overlap": (
+        lambda: dist.broadcast(torch.zeros(8).unfold(0, 4, 2), 0),
+        (ValueError, RuntimeError),  # the root only reads, and hears of the others
+        ("overlap",),
+    ),
+    "rows that overlap, of a sum": (
+        lambda: dist.all_reduce(torch.zeros(3).as_strided((2, 2), (1, 1))),
+        ValueError,
+        ("overlap",),
+    ),
+    "rows that overlap here and there": (
+        lambda: dist.all_reduce(torch.zeros(22).as_strided((3, 4), (6, 3))),
+        ValueError,
+        ("overlap",),
+    ),
+    "splits whose sum wraps around": (
+        lambda: dist.all_to_all_single(
+            zeros(2), zeros(2), [2**63 - 1, 2**63 - 1], [2**63 - 1, 2**63 - 1]
+        ),
+        ValueError,
+        ("input_split_sizes", "9223372036854775807", "larger than any tensor"),
+    ),
+    "a copy for which there is no memory": (
+        lambda: (
+            dist.all_reduce(torch.tensor(1.0).expand(2**40))
+            if dist.get_rank() == 1
+            else dist.broadcast(torch.tensor(1.0).expand(2**40), 0)
+        ),
+        (ValueError, RuntimeError),
+        ("overlaps itself|allocate",),
+    ),
     "too few tensors to exchange": (
         lambda: dist.all_to_all([zeros(3)], [zeros(3)] * 2),
         ValueError,

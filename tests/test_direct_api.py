@@ -128,3 +128,35 @@ def other_backend() -> str:
 def test_groups_of_another_backend_are_refused(pool: Pool) -> None:
     for text in pool(2).run(other_backend):
         assert "is ProcessGroupGloo, not pycoll's" in text
+
+
+def roots_of_a_subgroup() -> list[float]:
+    """Of ranks 0, 1, 2: what rank 2 has, whether it is named as in the world or as in the group."""
+    group = dist.new_group([1, 2])
+    if dist.get_rank() == 0:
+        return []
+    named_by_world, named_by_group = torch.full((3,), float(dist.get_rank())), torch.zeros(3)
+    named_by_group += dist.get_rank()
+    pycoll.broadcast(named_by_world, 2, group)
+    pycoll.broadcast(named_by_group, group=group, group_src=1)
+    total = torch.ones(3)
+    pycoll.reduce(total, 2, group=group)
+    return [named_by_world[0].item(), named_by_group[-1].item(), total[1].item()]
+
+
+def test_roots_are_ranks_of_the_world_as_in_torch(pool: Pool) -> None:
+    assert pool(3).run(roots_of_a_subgroup) == [[], [2.0, 2.0, 1.0], [2.0, 2.0, 2.0]]
+
+
+def test_wrong_types_are_named() -> None:
+    with pytest.raises(TypeError, match="op is a int"):
+        pycoll.all_reduce(torch.ones(1), op=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="src is a str"):
+        pycoll.broadcast(torch.ones(1), "0")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"either src .* or group_src"):
+        pycoll.broadcast(torch.ones(1), 0, group_src=0)
+    with pytest.raises(TypeError, match="group is -100"):
+        pycoll.all_reduce(torch.ones(1), group=-100)  # type: ignore[arg-type]
+    for wrong in ({"timeout": 3.0}, {"algorithm": 3}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            pycoll.Options(**wrong)  # type: ignore[arg-type]

@@ -240,3 +240,22 @@ def test_exits_are_prompt(tmp_path: Path) -> None:
         ranks.processes[0].wait(timeout=30)
         assert time.monotonic() - begin < 5
         assert_codes(ranks.end(), 0, 0)
+
+
+@pytest.mark.parametrize("call", ["recv", "all_reduce", "wait"])
+def test_exit_while_a_thread_is_blocked(call: str, tmp_path: Path) -> None:
+    """Others abort: the interpreter ends the thread as soon as that one asks for its lock."""
+    script = f"""
+        import threading
+        init()
+        calls = dict(recv=lambda: dist.recv(torch.ones(3), 1 - rank),
+                     all_reduce=lambda: dist.all_reduce(torch.ones(3)),
+                     wait=lambda: dist.irecv(torch.ones(3), 1 - rank).wait())
+        dist.barrier()
+        if {call!r} != "all_reduce" or rank == 0:
+            threading.Thread(target=calls[{call!r}], daemon=True).start()
+        time.sleep(0.5)
+    """
+    ended = run_script(script, 2, tmp_path)
+    assert_codes(ended, 0, 0)
+    assert not any("terminate" in rank.err for rank in ended), ended

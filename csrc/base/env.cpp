@@ -30,7 +30,8 @@ LogLevel parse_log_level(const std::string& text) {
   if (text == "WARN") return LogLevel::kWarn;
   if (text == "INFO") return LogLevel::kInfo;
   if (text == "DETAIL") return LogLevel::kDetail;
-  fail(ErrorKind::kInvalidArgument, "debug level ", text, " is none of OFF, WARN, INFO, DETAIL");
+  fail(ErrorKind::kInvalidArgument, "PYCOLL_DEBUG is ", text,
+       ", which is none of OFF, WARN, INFO, DETAIL");
 }
 
 Env Env::read() {

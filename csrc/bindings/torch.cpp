@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
@@ -15,8 +17,26 @@ using torch_adapter::ProcessGroupPycoll;
 using torch_adapter::PycollOptions;
 using BackendPtr = c10::intrusive_ptr<ProcessGroupPycoll>;
 
+bool is_finalizing() {
+#if PY_VERSION_HEX >= 0x030d0000
+  return Py_IsFinalizing();
+#else
+  return _Py_IsFinalizing();
+#endif
+}
+
+[[noreturn]] void pause_for_ever() {
+  while (true) pause();
+}
+
 // Ctrl-C while a thread waits: Python's own handlers run, and what they raise ends the wait.
 void check_python_signals() {
+  if (getpid() != gettid()) {
+    // Signals are the main thread's. When that one has begun to end the interpreter, no other may ask for its lock again: the
+    // interpreter would end the thread in the middle of what it does.
+    if (is_finalizing()) pause_for_ever();
+    return;
+  }
   py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }

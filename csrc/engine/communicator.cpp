@@ -45,8 +45,8 @@ Facts facts_of(const Env& env, const std::string& algorithm, int world_size) {
   if (std::find(names.begin(), names.end(), facts.algorithm) == names.end()) {
     std::string list;
     for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
-    fail(ErrorKind::kInvalidArgument, "algorithm '", facts.algorithm, "' is unknown; use one of ",
-         list);
+    fail(ErrorKind::kInvalidArgument, algorithm.empty() ? "PYCOLL_ALGORITHM" : "algorithm", " '",
+         facts.algorithm, "' is unknown; use one of ", list);
   }
   return facts;
 }

@@ -176,7 +176,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launch(const Call& call, Tensors
     std::vector<Request> requests;
     try {
       requests = build(&work->tensors());
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {  // also for want of memory for a contiguous copy
       communicator_->refuse(call.collective, error.what());
       throw;
     }

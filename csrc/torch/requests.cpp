@@ -1,6 +1,8 @@
 #include "torch/requests.h"
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
 
 #include "base/error.h"
 #include "torch/compat.h"
@@ -103,14 +105,14 @@ std::vector<size_t> chunk_sizes(const at::Tensor& tensor, const std::vector<int6
   PYCOLL_CHECK_ARG(static_cast<int>(splits.size()) == world_size, which, "_split_sizes has ",
                    splits.size(), " entries, but the group has ", world_size,
                    " ranks; pass one for each");
-  int64_t sum = 0;
   for (const int64_t split : splits) {
-    PYCOLL_CHECK_ARG(split >= 0, which, "_split_sizes contains ", split,
-                     "; sizes must not be negative");
-    sum += split;
+    PYCOLL_CHECK_ARG(split >= 0 && split <= std::numeric_limits<int32_t>::max() * int64_t{1 << 20},
+                     which, "_split_sizes contains ", split,
+                     "; sizes must be neither negative nor larger than any tensor");
   }
-  PYCOLL_CHECK_ARG(sum == rows, which, "_split_sizes add up to ", sum, ", but the ", which,
-                   " tensor has ", rows, " rows; make them equal");
+  const uint64_t sum = std::accumulate(splits.begin(), splits.end(), uint64_t{0});
+  PYCOLL_CHECK_ARG(sum == static_cast<uint64_t>(rows), which, "_split_sizes add up to ", sum,
+                   ", but the ", which, " tensor has ", rows, " rows; make them equal");
   const size_t row_numel = rows == 0 ? 0 : numel / static_cast<size_t>(rows);
   for (const int64_t split : splits) sizes.push_back(static_cast<size_t>(split) * row_numel);
   return sizes;

@@ -67,6 +67,38 @@ const char* dtype_name(const at::Tensor& tensor) {
                                   : name(elements_of(tensor).dtype);
 }
 
+// Whether two elements lie at the same address.
+static bool overlaps_itself(const at::Tensor& tensor) {
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) == 0) return false;
+    if (tensor.size(d) > 1) dims.emplace_back(tensor.stride(d), tensor.size(d));
+  }
+  std::sort(dims.begin(), dims.end());
+  // Each stride beyond all that the smaller ones reach: no two meet.
+  int64_t reach = 0;
+  bool is_nested = true;
+  for (const auto& [stride, size] : dims) {
+    is_nested &= stride > reach;
+    reach += stride * (size - 1);
+  }
+  if (is_nested) return false;
+  if (reach + 1 < tensor.numel()) return true;  // fewer places than elements
+  std::vector<bool> taken(static_cast<size_t>(reach) + 1);
+  std::vector<int64_t> index(dims.size());
+  for (int64_t i = 0, at = 0; i < tensor.numel(); ++i) {
+    if (taken[static_cast<size_t>(at)]) return true;
+    taken[static_cast<size_t>(at)] = true;
+    for (size_t d = 0; d < dims.size(); ++d) {
+      at += dims[d].first;
+      if (++index[d] < dims[d].second) break;
+      at -= dims[d].first * dims[d].second;
+      index[d] = 0;
+    }
+  }
+  return false;
+}
+
 void check_tensor(const at::Tensor& tensor, const char* argument, Role role) {
   PYCOLL_CHECK_ARG(tensor.defined(), argument, " is not a tensor");
   PYCOLL_CHECK_ARG(tensor.layout() == at::kStrided, argument, " has layout ", tensor.layout(),
@@ -77,8 +109,8 @@ void check_tensor(const at::Tensor& tensor, const char* argument, Role role) {
                    "that device, as in init_process_group(\"cpu:pycoll,cuda:nccl\")");
   PYCOLL_CHECK_ARG(!tensor.is_quantized(), argument, " is quantised (", dtype_name(tensor),
                    "); send its int_repr(), scale and zero point instead");
-  PYCOLL_CHECK_ARG(role == Role::kInput || at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
-                   argument, " overlaps itself (strides ", tensor.strides(),
+  PYCOLL_CHECK_ARG(role == Role::kInput || !overlaps_itself(tensor), argument,
+                   " overlaps itself (strides ", tensor.strides(),
                    "), so that one result would overwrite another; clone() it first");
 }
 

@@ -481,7 +481,7 @@ class Reducer:
         # A parameter is ready when its last gradient is there.
         last = dict.fromkeys(reversed(arrivals))
         order = torch.tensor(list(dict.fromkeys([*reversed(last), *rest])), dtype=torch.int64)
-        collectives.broadcast(order, 0, self.group)
+        collectives.broadcast(order, group=self.group, group_src=0)
         self._knows_order = True
         self._set_buckets(order.tolist())
 

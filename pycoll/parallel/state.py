@@ -88,7 +88,7 @@ def _broadcast_chunk(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Pairs of a tensor and its new value; none on `src`."""
     flat = torch.cat([_bytes_of(tensor) for tensor in chunk])
-    collectives.broadcast(flat, src, group)
+    collectives.broadcast(flat, group=group, group_src=src)
     if group.rank() == src:
         return
     begin = 0
