@@ -100,8 +100,8 @@ BUGS = [
     Bug(
         "the rest of a division is lost",
         "topology/partition.h",
-        "base + (index < rest ? 1 : 0)",
-        "base",
+        "base_ + (index < rest_ ? 1 : 0)",
+        "base_",
         {"values": "test_topology parts"},
     ),
     Bug(
