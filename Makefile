@@ -44,7 +44,7 @@ test-full: build $(VENV)/.dev ## the suite with the full matrix
 	PYCOLL_TEST_FULL=1 $(TEST) -m "not soak" $(ARGS)
 
 soak: build $(VENV)/.dev ## random jobs with deaths for 20 minutes (PYCOLL_SOAK_MINUTES=…)
-	$(TEST) -m soak -s $(ARGS)
+	$(TEST) -m soak -s -o faulthandler_timeout=0 $(ARGS)
 
 native-test: $(VENV)/.dev ## C++ tests of the core, without torch
 	@if [ -x tests/native/run.sh ]; then PATH="$(CURDIR)/$(BIN):$$PATH" tests/native/run.sh $(ARGS); \

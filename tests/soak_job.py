@@ -151,7 +151,7 @@ class Job:
             n = dist.get_world_size()
             ranks = sorted(rng.sample(range(n), rng.randrange(1, n + 1)))
             options = pycoll.Options(algorithm=rng.choice(ALGORITHMS))
-            group = dist.new_group(ranks, timeout=timedelta(seconds=60), pg_options=options)
+            group = dist.new_group(ranks, timeout=timedelta(seconds=240), pg_options=options)
             self.groups.append((group, ranks))
         for _ in range(ROUND):
             self.one_action()
@@ -217,7 +217,7 @@ def main() -> None:
     victim = int(os.environ["VICTIM"]) if "VICTIM" in os.environ else None
     store = dist.FileStore(os.environ["STORE"], n)
     dist.init_process_group(
-        "pycoll", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=60)
+        "pycoll", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=240)
     )
     if rank == victim:
         delay = float(os.environ["VICTIM_AFTER"])

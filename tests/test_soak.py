@@ -30,7 +30,7 @@ def run_job(
     if victim is not None:
         env |= {"VICTIM": str(victim), "VICTIM_AFTER": str(seconds * 0.4)}
     with Ranks(SCRIPT, world_size, directory, **env) as ranks:
-        ended = ranks.end(timeout=seconds + 120)
+        ended = ranks.end(timeout=seconds + 400)
     codes = [-signal.SIGKILL if rank == victim else 0 for rank in range(world_size)]
     assert_codes(ended, *codes)
     said = [json.loads(rank.out) for rank in ended if rank.out]
