@@ -16,6 +16,8 @@ import pycoll
 from pycoll.parallel.dp import gather, scatter
 from pycoll.parallel.local_group import LocalGroup
 
+pytestmark = pytest.mark.slow
+
 Pair = namedtuple("Pair", ["left", "right"])
 
 

@@ -24,6 +24,8 @@ from pycoll.parallel.comm_hooks import Float8State, Int8State, QuantisedState, q
 from pycoll.parallel.quantise import FP8, INT8, BlockFormat, decode, encode, row_nbytes
 from pycoll.testing import RankPool
 
+pytestmark = pytest.mark.slow
+
 Pools = Callable[[int], RankPool]
 
 

@@ -28,6 +28,8 @@ import pycoll
 from pycoll.bucket import ParameterSpec, assign_buckets, bucket_caps
 from pycoll.testing import RankPool, run_ranks
 
+pytestmark = pytest.mark.slow
+
 Pools = Callable[[int], RankPool]
 MIB = 1 << 20
 CPU = torch.device("cpu")

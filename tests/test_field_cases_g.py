@@ -16,6 +16,8 @@ import pycoll
 from pycoll.bucket import ParameterSpec, assign_buckets
 from pycoll.testing import RankPool
 
+pytestmark = pytest.mark.slow
+
 Pools = Callable[[int], RankPool]
 MIB = 1 << 20
 

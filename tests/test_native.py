@@ -17,7 +17,7 @@ CASES = [
         sanitizer,
         program,
         id=f"{sanitizer}-{program}",
-        marks=[] if sanitizer == "none" else [pytest.mark.slow],
+        marks=[pytest.mark.slow],  # for the compiler
     )
     for sanitizer in SANITIZERS
     for program in PROGRAMS

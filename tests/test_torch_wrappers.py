@@ -28,6 +28,8 @@ from torch import Tensor, nn
 
 from pycoll.testing import RankPool
 
+pytestmark = pytest.mark.slow
+
 Pools = Callable[[int], RankPool]
 
 STEPS = 4

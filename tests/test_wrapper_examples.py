@@ -12,6 +12,8 @@ import pytest
 from pycoll.examples import train_cnn, train_ddp
 from pycoll.testing import RankPool
 
+pytestmark = pytest.mark.slow
+
 Pools = Callable[[int], RankPool]
 
 TINY = ["--model", "tiny", "--steps", "12", "--batch-size", "6"]

@@ -16,6 +16,8 @@ import pycoll
 from pycoll.parallel.zero import partition
 from pycoll.testing import RankPool, report_progress
 
+pytestmark = pytest.mark.slow
+
 Pools = Callable[[int], RankPool]
 
 OPTIMIZERS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
