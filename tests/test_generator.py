@@ -8,7 +8,10 @@ from collections import Counter
 from dataclasses import astuple, fields
 
 import generator
+import pytest
 from generator import AXES, EXCLUSIONS, Case
+
+pytestmark = pytest.mark.slow
 
 NAMES = [field.name for field in fields(Case)]
 

@@ -20,6 +20,8 @@ from pycoll.testing import (
     run_ranks,
 )
 
+pytestmark = pytest.mark.slow
+
 # What is tested here belongs to no backend, and gloo is in every torch.
 BACKEND = "gloo"
 
