@@ -1,5 +1,8 @@
 #include <unistd.h>
 
+#include <atomic>
+#include <thread>
+
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
@@ -25,13 +28,33 @@ bool is_finalizing() {
 #endif
 }
 
+bool is_main_thread() { return getpid() == gettid(); }
+
 [[noreturn]] void pause_for_ever() {
   while (true) pause();
 }
 
+// How long a thread that comes from a wait is held back once the interpreter has begun to end: longer than the interpreter takes
+// from its exit handlers to the point where it ends threads, and no hang for a handler that joins the thread.
+constexpr std::chrono::milliseconds kExitDelay{1000};
+
+// Set when pycoll's own exit handler has run.
+std::atomic<bool> exiting{false};
+
+// A thread that asks for the interpreter's lock while the interpreter ends is unwound by it, through destructors that must not be
+// unwound: the process would abort. Here it stops instead, as Python itself does from 3.14 on.
+void before_leaving_wait() {
+  if (!exiting.load(std::memory_order_acquire) || is_main_thread()) return;
+  const Deadline deadline = Deadline::after(kExitDelay);
+  while (!deadline.passed()) {
+    if (is_finalizing()) pause_for_ever();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 // Ctrl-C while a thread waits: Python's own handlers run, and what they raise ends the wait.
 void check_python_signals() {
-  if (getpid() != gettid()) {
+  if (!is_main_thread()) {
     // Signals are the main thread's. When that one has begun to end the interpreter, no other may ask for its lock again: the
     // interpreter would end the thread in the middle of what it does.
     if (is_finalizing()) pause_for_ever();
@@ -54,7 +77,7 @@ py::object& failure_hook() {
 }
 
 void call_failure_hook() {
-  if (!Py_IsInitialized()) return;
+  if (exiting.load(std::memory_order_acquire) || !Py_IsInitialized()) return;
   py::gil_scoped_acquire gil;
   if (failure_hook().is_none()) return;
   try {
@@ -78,8 +101,8 @@ BackendPtr create(const c10d::DistributedBackendOptions& group, const std::strin
                                         group.global_ranks_in_group.end());
   return c10::make_intrusive<ProcessGroupPycoll>(
       group.store, group.group_rank, group.group_size, std::move(options),
-      torch_adapter::Interpreter{check_python_signals, without_python_lock, call_site,
-                                 call_failure_hook});
+      torch_adapter::Interpreter{check_python_signals, before_leaving_wait, without_python_lock,
+                                 call_site, call_failure_hook});
 }
 
 c10::intrusive_ptr<c10d::Work> on_wire(ProcessGroupPycoll& self, const std::string& collective,
@@ -156,8 +179,13 @@ void bind_torch(py::module_& module) {
       "set_tag",
       [](const std::string& tag) { return std::exchange(torch_adapter::thread_tag(), tag); },
       py::arg("tag"));
-  module.def("prepare_for_exit", &torch_adapter::prepare_for_exit,
-             py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "prepare_for_exit",
+      [] {
+        torch_adapter::prepare_for_exit();
+        exiting.store(true, std::memory_order_release);
+      },
+      py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace pycoll::bindings

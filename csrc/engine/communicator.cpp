@@ -64,6 +64,7 @@ Communicator::Communicator(int rank, int world_size, CommunicatorOptions options
     : rank_(rank),
       world_size_(world_size),
       interrupt_(std::move(options.interrupt)),
+      before_leaving_wait_(std::move(options.before_leaving_wait)),
       timeout_ms_(options.timeout.count()) {}
 
 std::shared_ptr<Communicator> Communicator::create(
@@ -319,6 +320,12 @@ std::shared_ptr<Driver> Communicator::driver_of(const Operation& operation) cons
 
 bool Communicator::wait_driving(const Operation& operation, const std::shared_ptr<Driver>& driver,
                                 Deadline patience) {
+  struct Leaving {
+    const std::function<void()>& callback;
+    ~Leaving() {
+      if (callback) callback();
+    }
+  } leaving{before_leaving_wait_};
   std::vector<Wait> waits;
   bool check = false;
   WaiterScope scope(driver, runtime_->progress_engine.get());

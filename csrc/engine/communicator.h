@@ -27,6 +27,7 @@ struct CommunicatorOptions {
   std::chrono::milliseconds timeout{30 * 60 * 1000};
   uint64_t first_sequence = 1;  // tests start near where a counter of fewer bits would wrap
   InterruptCheck interrupt;
+  std::function<void()> before_leaving_wait;  // called by a thread that has waited; throws nothing
   std::function<void()>
       on_failure;  // an operation failed and the group is unusable; any thread, no lock held
 };
@@ -116,6 +117,7 @@ class Communicator {
   const int rank_;
   const int world_size_;
   const InterruptCheck interrupt_;
+  const std::function<void()> before_leaving_wait_;
   std::atomic<int64_t> timeout_ms_;
   std::string algorithm_;
   bool compares_call_sites_ = false;

@@ -112,6 +112,7 @@ ProcessGroupPycoll::ProcessGroupPycoll(const c10::intrusive_ptr<c10d::Store>& st
   communicator_options.algorithm = options_->algorithm;
   communicator_options.timeout = options_->timeout;
   communicator_options.interrupt = interpreter_.check_signals;
+  communicator_options.before_leaving_wait = interpreter_.before_leaving_wait;
   communicator_options.on_failure = interpreter_.on_failure;
   communicator_ = translated(
       [&] { return Communicator::create(&exchange, process_runtime, communicator_options); });

@@ -18,6 +18,8 @@ namespace pycoll::torch_adapter {
 struct Interpreter {
   // Called now and then by threads that wait; throws what a signal's handler raised.
   InterruptCheck check_signals;
+  // Called by a thread that has waited, before it goes back to the interpreter.
+  std::function<void()> before_leaving_wait;
   // Runs a function that may wait for other threads, with the interpreter's lock released if the caller holds it.
   std::function<void(const std::function<void()>&)> without_lock;
   // Where in the program this thread is.
