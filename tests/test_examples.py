@@ -81,6 +81,7 @@ def refusal(parse, arguments, capsys):
         (["--model", "tiny", "--context", "33"], "1 to 32, the positions of --model tiny"),
         (["--context", "0"], "--context must be 1 to 64"),
         (["--backend", "no_such_backend"], "unknown backend 'no_such_backend'"),
+        (["--wrapper", "torch"], "--wrapper torch, but one process needs none"),
         (["--text", "/no/such/file"], "/no/such/file"),
         (["--text", os.devnull], "not enough text: 0 characters"),
         (["--json", "/dev/null/result.json"], "/dev/null"),
@@ -109,7 +110,11 @@ def test_arguments_are_held_against_the_launcher(monkeypatch, capsys):
     assert "--world-size 2, but 3 was started" in error
     arguments = ["--backend", "gloo", "--world-size", "3", "--batch-size", "6"]
     _, job, _ = train_gpt.parse(arguments)
-    assert (job.backend, job.rank, job.world_size) == ("gloo", 0, 3)
+    assert (job.backend, job.wrapper, job.rank, job.world_size) == ("gloo", "torch", 0, 3)
+    error = refusal(train_gpt.parse, [*arguments, "--wrapper", "pycoll"], capsys)
+    assert "--wrapper pycoll needs --backend pycoll, got gloo" in error
+    _, job, _ = train_gpt.parse(["--batch-size", "6"])
+    assert (job.backend, job.wrapper) == ("pycoll", "pycoll")
 
 
 def test_only_rank_0_says_what_is_wrong(monkeypatch, capsys):
@@ -228,7 +233,7 @@ def test_equal_seeds_give_equal_weights_and_equal_text():
 
 
 def job(**changes):
-    tiny = Job(None, 0, 1, "tiny", 3, 8, 32, 1.5e-3, 1, 0, 0)
+    tiny = Job(None, None, 0, 1, "tiny", 3, 8, 32, 1.5e-3, 1, 0, 0)
     return replace(tiny, **changes)
 
 
@@ -313,7 +318,7 @@ def run_module(arguments, path, ranks=None):
 def test_two_ranks_learn_what_one_process_learns(tmp_path):
     joined, ended = run_module(["--backend", BACKEND], tmp_path / "ranks.json", ranks=2)
     alone, _ = run_module(["--world-size", "1"], tmp_path / "one.json")
-    assert joined["backend"] == BACKEND
+    assert (joined["backend"], joined["wrapper"]) == (BACKEND, "pycoll")
     assert joined["world_size"] == 2
     assert alone["backend"] is None
     differences = [abs(a - b) for a, b in zip(joined["losses"], alone["losses"], strict=True)]

@@ -44,7 +44,7 @@ std::atomic<bool> exiting{false};
 // A thread that asks for the interpreter's lock while the interpreter ends is unwound by it, through destructors that must not be
 // unwound: the process would abort. Here it stops instead, as Python itself does from 3.14 on.
 void before_leaving_wait() {
-  if (!exiting.load(std::memory_order_acquire) || is_main_thread()) return;
+  if (!exiting.load() || is_main_thread()) return;
   const Deadline deadline = Deadline::after(kExitDelay);
   while (!deadline.passed()) {
     if (is_finalizing()) pause_for_ever();
@@ -76,8 +76,15 @@ py::object& failure_hook() {
   return *hook;
 }
 
+// Threads in the hook. The interpreter must not begin to end while it runs there: see before_leaving_wait.
+std::atomic<int> in_failure_hook{0};
+
 void call_failure_hook() {
-  if (exiting.load(std::memory_order_acquire) || !Py_IsInitialized()) return;
+  struct Counted {
+    Counted() { in_failure_hook.fetch_add(1); }
+    ~Counted() { in_failure_hook.fetch_sub(1); }
+  } counted;
+  if (exiting.load() || !Py_IsInitialized()) return;
   py::gil_scoped_acquire gil;
   if (failure_hook().is_none()) return;
   try {
@@ -183,7 +190,10 @@ void bind_torch(py::module_& module) {
       "prepare_for_exit",
       [] {
         torch_adapter::prepare_for_exit();
-        exiting.store(true, std::memory_order_release);
+        exiting.store(true);
+        const Deadline deadline = Deadline::after(kExitDelay);
+        while (in_failure_hook.load() > 0 && !deadline.passed())
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
       },
       py::call_guard<py::gil_scoped_release>());
 }

@@ -2,8 +2,8 @@
 
     python -m pycoll.examples.demo
 
-1. trains the GPT of `train_gpt` on 2 ranks over each backend, and in one process on the joined
-   batch, and checks that all losses agree;
+1. trains the GPT of `train_gpt` on 2 ranks over each backend (with pycoll's DistributedDataParallel
+   over pycoll, torch's over others), and in one process on the joined batch, and checks that all losses agree;
 2. times all_reduce from 8 B to 64 MiB on the backends in turn;
 3. writes plots of both and prints a summary.
 

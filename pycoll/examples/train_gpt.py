@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 2 -m pycoll.examples.train_gpt --backend pycoll --steps 300
     python -m pycoll.examples.train_gpt --world-size 1 --steps 300
 
-n ranks (torch's DistributedDataParallel) and one process (no process group, the joined batch) see
-the same data from the same weights and should therefore follow the same losses. They differ by
-rounding alone: the mean of n means adds the same float32 numbers in another order, which moves the
+n ranks (pycoll's DistributedDataParallel, or torch's, which other backends need) and one process (no
+process group, the joined batch) see the same data from the same weights and should therefore follow
+the same losses. They differ by rounding alone: the mean of n means adds the same float32 numbers in another order, which moves the
 first loss by at most an ulp or two (5e-7 nats). Training amplifies that, and AdamW, which divides a
 gradient by its own size, does so most while training is unstable: without a warm-up and a limit on
 the gradient's norm, losses came 1e-2 apart within 200 steps. With them the largest difference over
@@ -39,14 +39,18 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch.nn.parallel import DistributedDataParallel
 
+import pycoll
 from pycoll.bench.compare import check_backend
 from pycoll.bench.engine import Alone, TorchPeers
 from pycoll.bench.steps import ExposedCommunication, Laps, exposed_communication
 from pycoll.examples.gpt import GPT, PRESETS, generate, next_character_loss
 from pycoll.examples.text import VOCABULARY, Corpus, decode, encode, standard_library_text
 
+WRAPPERS: dict[str, Any] = {
+    "pycoll": pycoll.DistributedDataParallel,
+    "torch": torch.nn.parallel.DistributedDataParallel,
+}
 LOSS_TOLERANCE = 1e-4
 DEFAULT_BACKEND = "pycoll"
 GRADIENT_NORM_LIMIT = 0.5
@@ -63,12 +67,14 @@ class Job:
 
     Attributes:
         backend: None trains in one process without a process group.
+        wrapper: whose DistributedDataParallel, "pycoll" or "torch"; without a backend none.
         batch_size: sequences of the joined batch, of which each rank takes an equal part.
         context: characters a sequence.
         pairs: pairs of steps for the share of communication.
     """
 
     backend: str | None
+    wrapper: str | None
     rank: int
     world_size: int
     model: str
@@ -88,11 +94,10 @@ class Trainer:
         self.job, self.corpus = job, corpus
         self.peers = Alone() if job.backend is None else TorchPeers()
         self.model = GPT(PRESETS[job.model], len(VOCABULARY), job.seed)
-        self.ddp = (
-            None
-            if job.backend is None
-            else DistributedDataParallel(self.model, gradient_as_bucket_view=True)
-        )
+        self.ddp: Any = None
+        if job.wrapper is not None:
+            wrap = WRAPPERS[job.wrapper]
+            self.ddp = wrap(self.model, gradient_as_bucket_view=True)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=job.learning_rate, betas=(0.9, 0.98)
         )
@@ -177,6 +182,7 @@ def train(job: Job, corpus: Corpus) -> dict[str, Any]:
         raise FloatingPointError(f"the loss of step {first + 1} is {joined[first]}")
     result = {
         "backend": job.backend,
+        "wrapper": job.wrapper,
         "world_size": job.world_size,
         "job": asdict(job),
         "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
@@ -220,12 +226,18 @@ def _shown(job: Job, losses: Sequence[float], laps: Laps) -> Iterator[int]:
                 print(line, file=sys.stderr, flush=True)
 
 
+def _run_of(result: dict[str, Any]) -> str:
+    if result["backend"] is None:
+        return "one process"
+    return f"{result['backend']} (DistributedDataParallel of {result['wrapper']})"
+
+
 def summary(result: dict[str, Any]) -> str:
     """A few lines for people."""
     job, perplexity = result["job"], result["perplexity"]
     communication = result["communication"]
     lines = [
-        f"{result['backend'] or 'one process'}: {job['world_size']} rank(s), "
+        f"{_run_of(result)}: {job['world_size']} rank(s), "
         f"{result['parameters']:,} parameters, {job['steps']} steps of "
         f"{job['batch_size'] * job['context']} characters",
         f"loss {result['losses'][0]:.4f} to {result['losses'][-1]:.4f}, held-out perplexity "
@@ -258,6 +270,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--backend", help=f"for runs under torchrun (default {DEFAULT_BACKEND})")
+    add("--wrapper", choices=sorted(WRAPPERS), help="whose DDP (default: pycoll where it can be)")
     add("--world-size", type=int, help="1 without torchrun; under torchrun, checked against it")
     add("--model", choices=sorted(PRESETS), default="small")
     add("--steps", type=int, default=300)
@@ -326,8 +339,10 @@ def _job(arguments: argparse.Namespace) -> Job:
         raise ValueError(
             f"--batch-size {arguments.batch_size} is not a multiple of world size {world_size}"
         )
+    backend = (arguments.backend or DEFAULT_BACKEND) if launched else None
     return Job(
-        backend=(arguments.backend or DEFAULT_BACKEND) if launched else None,
+        backend=backend,
+        wrapper=_wrapper(arguments.wrapper, backend),
         rank=int(os.environ["RANK"]) if launched else 0,
         world_size=world_size,
         model=arguments.model,
@@ -339,6 +354,16 @@ def _job(arguments: argparse.Namespace) -> Job:
         pairs=arguments.share_pairs,
         seed=arguments.seed,
     )
+
+
+def _wrapper(asked: str | None, backend: str | None) -> str | None:
+    if backend is None:
+        if asked is not None:
+            raise ValueError(f"--wrapper {asked}, but one process needs none; start with torchrun")
+        return None
+    if asked == "pycoll" and backend != "pycoll":
+        raise ValueError(f"--wrapper pycoll needs --backend pycoll, got {backend}; use torch")
+    return asked or ("pycoll" if backend == "pycoll" else "torch")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
