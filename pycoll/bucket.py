@@ -25,20 +25,32 @@ class ParameterSpec:
 
     Attributes:
         name: as in ``named_parameters``.
-        nbytes: of its gradient.
-        kind: parameters of different kinds never share a bucket: dtype and device.
+        nbytes: of its gradient in the bucket.
+        kind: parameters of different kinds never share a bucket: dtype (in the bucket) and device.
         sparse: its gradient is sparse; then it has a bucket of its own.
+        bucket_with: name of another parameter. All that name it share its bucket, whatever the caps, and the bucket's
+            place in the order is that parameter's.
     """
 
     name: str
     nbytes: int
     kind: tuple[torch.dtype, torch.device]
     sparse: bool = False
+    bucket_with: str | None = None
 
     @classmethod
-    def of(cls, name: str, parameter: Tensor, sparse: bool = False) -> ParameterSpec:
-        nbytes = parameter.numel() * parameter.element_size()
-        return cls(name, nbytes, (parameter.dtype, parameter.device), sparse)
+    def of(
+        cls,
+        name: str,
+        parameter: Tensor,
+        sparse: bool = False,
+        dtype: torch.dtype | None = None,
+        bucket_with: str | None = None,
+    ) -> ParameterSpec:
+        """`dtype`: in the bucket; None: the parameter's."""
+        dtype = dtype or parameter.dtype
+        nbytes = parameter.numel() * dtype.itemsize
+        return cls(name, nbytes, (dtype, parameter.device), sparse, bucket_with)
 
 
 def bucket_caps(
@@ -92,6 +104,10 @@ def assign_buckets(
     Returns:
         lists of indices, in the order in which the buckets are complete if parameters get ready in `order`.
     """
+    followers: dict[str, list[int]] = {}
+    for index, spec in enumerate(specs):
+        if spec.bucket_with is not None:
+            followers.setdefault(spec.bucket_with, []).append(index)
     open_buckets: dict[object, list[int]] = {}
     num_closed: dict[object, int] = {}
     filled: dict[object, int] = {}
@@ -100,8 +116,10 @@ def assign_buckets(
     last_of: dict[object, int] = {}
     for position, index in enumerate(positions):
         spec = specs[index]
-        if spec.sparse:
-            buckets.append((position, [index]))
+        if spec.bucket_with is not None:
+            continue
+        if spec.sparse or spec.name in followers:
+            buckets.append((position, [*followers.get(spec.name, []), index]))
             continue
         key = spec.kind
         open_buckets.setdefault(key, []).append(index)
@@ -171,7 +189,9 @@ class Bucket:
 
     @property
     def nbytes(self) -> int:
-        return sum(p.numel() * p.element_size() for p in self.parameters)
+        if self.sparse:
+            return sum(p.numel() * p.element_size() for p in self.parameters)
+        return self.buffer.numel() * self.buffer.element_size()
 
     def facts(self) -> BucketFacts:
         return BucketFacts(self.index, tuple(self.members), tuple(self.names), self.nbytes)

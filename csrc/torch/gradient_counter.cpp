@@ -67,8 +67,10 @@ int64_t GradientCounter::begin(bool synchronises, bool keeps_order) {
   return ++pass_;
 }
 
-void GradientCounter::end(int64_t pass) {
-  if (pass == pass_) active_ = false;
+bool GradientCounter::end(int64_t pass) {
+  if (pass != pass_) return false;
+  active_ = false;
+  return true;
 }
 
 int64_t GradientCounter::pending(int64_t bucket) const {

@@ -49,8 +49,8 @@ class GradientCounter {
   // order gradients come. Returns the pass's number, for end().
   int64_t begin(bool synchronises, bool keeps_order);
   void set_synchronises(bool synchronises) { synchronises_ = synchronises; }
-  // Ends that pass, unless another has begun since.
-  void end(int64_t pass);
+  // Ends that pass, unless another has begun since; says whether it has.
+  bool end(int64_t pass);
   bool active() const { return active_; }
 
   // Parameters of a bucket that still wait for something.

@@ -3,14 +3,15 @@
     torchrun --nproc-per-node 2 -m pycoll.examples.train_gpt --backend pycoll --steps 300
     python -m pycoll.examples.train_gpt --world-size 1 --steps 300
 
-n ranks (pycoll's DistributedDataParallel, or torch's, which other backends need) and one process (no
-process group, the joined batch) see the same data from the same weights and should therefore follow
-the same losses. They differ by rounding alone: the mean of n means adds the same float32 numbers in another order, which moves the
-first loss by at most an ulp or two (5e-7 nats). Training amplifies that, and AdamW, which divides a
-gradient by its own size, does so most while training is unstable: without a warm-up and a limit on
-the gradient's norm, losses came 1e-2 apart within 200 steps. With them the largest difference over
-400 steps was 4.4e-6 (four seeds), while ranks that never average their gradients are off by 7e-3
-and more after three steps. LOSS_TOLERANCE lies well between the two.
+n ranks (pycoll's DistributedDataParallel, or torch's, which other backends need) and one process
+(no process group, the joined batch) see the same data from the same weights and should therefore
+follow the same losses. They differ by rounding alone: the mean of n means adds the same float32
+numbers in another order, which moves the first loss by at most an ulp or two (5e-7 nats). Training
+amplifies that, and AdamW, which divides a gradient by its own size, does so most while training is
+unstable: without a warm-up and a limit on the gradient's norm, losses came 1e-2 apart within 200
+steps. With them the largest difference over 400 steps was 4.4e-6 (four seeds), while ranks that
+never average their gradients are off by 7e-3 and more after three steps. LOSS_TOLERANCE lies well
+between the two.
 
 Share of communication: after the training has been evaluated, further steps are run in pairs, one
 as usual and one under DDP's `no_sync`, in changing order; the share is (median with − median

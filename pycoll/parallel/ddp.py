@@ -16,8 +16,10 @@ from torch._compile import _disable_dynamo
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from pycoll.bucket import bucket_caps
-from pycoll.parallel.arguments import check_devices, group_of, refuse
+from pycoll.parallel.arguments import check_devices, delayed_names, group_of
 from pycoll.parallel.join import DDPJoinHook, any_rank_synchronises, highest_rank_with
+from pycoll.parallel.mixed_precision import ParameterCasts, Precision, cast_buffers
+from pycoll.parallel.model import sparse_parameters, step_in_backward, tensors_in
 from pycoll.parallel.reducer import Reducer
 from pycoll.parallel.reduction import Settings
 from pycoll.parallel.state import broadcast_buffers as send_buffers
@@ -60,6 +62,12 @@ class DistributedDataParallel(nn.Module, Joinable):
             from an earlier step is overwritten by the next one.
         static_graph: every pass uses every parameter as often as the first one did; others raise. Allows parameters
             in several reentrant checkpoints together with `gradient_as_bucket_view`.
+        delay_all_reduce_named_params: names and parameters whose gradients, whatever they hold by then, travel with
+            that of `param_to_hook_all_reduce`, in a bucket of their own. None of them is ever missing.
+        param_to_hook_all_reduce: the parameter that they wait for; of their dtype.
+        mixed_precision: torch's ``_MixedPrecision``. Forward and backward compute in `param_dtype`, gradients travel in
+            `reduce_dtype` (added in float32, rounded once), parameters and ``grad`` stay as they are, and so
+            does accumulation. Sparse gradients travel as they are. Gradients are never views of buckets then.
         device_mesh: one-dimensional, in place of `process_group`.
         bucket_cap_mb_list: MiB of the first buckets in ready order; the last one holds for the rest.
         batched_grad_copy, skip_all_reduce_unused_params: accepted; copies are always batched.
@@ -70,8 +78,7 @@ class DistributedDataParallel(nn.Module, Joinable):
     Raises:
         RuntimeError: the ranks' models differ, or no parameter needs a gradient.
         ValueError: an argument is out of its range, or the group's backend is not pycoll.
-        NotImplementedError: an argument of torch's that pycoll has not: mixed_precision,
-            delay_all_reduce_named_params, param_to_hook_all_reduce.
+        TypeError: an argument is of a wrong type.
     """
 
     # As torch has them, for code that looks.
@@ -106,11 +113,6 @@ class DistributedDataParallel(nn.Module, Joinable):
     ) -> None:
         nn.Module.__init__(self)
         Joinable.__init__(self)
-        refuse(
-            delay_all_reduce_named_params=delay_all_reduce_named_params,
-            param_to_hook_all_reduce=param_to_hook_all_reduce,
-            mixed_precision=mixed_precision,
-        )
         self.process_group = group_of(process_group, device_mesh)
         self.module = module
         self.dim = dim
@@ -122,12 +124,17 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.find_unused_parameters = find_unused_parameters
         self.static_graph = static_graph
         self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.mixed_precision = mixed_precision
+        self._precision = None if mixed_precision is None else Precision.of(mixed_precision)
+        reduce_dtype = self._precision.reduce_dtype if self._precision else None
         self._settings = Settings(
             tuple(bucket_caps(bucket_cap_mb, bucket_cap_mb_list, first_bucket_mb)),
             find_unused_parameters,
             static_graph,
-            gradient_as_bucket_view,
+            gradient_as_bucket_view and reduce_dtype is None,
             check_nan,
+            reduce_dtype,
+            *delayed_names(module, delay_all_reduce_named_params, param_to_hook_all_reduce),
         )
         self._opaque_output: bool | None = None
         self._divide_by_initial_world_size = True
@@ -136,6 +143,8 @@ class DistributedDataParallel(nn.Module, Joinable):
             self._verify()
             state = [t for _, t in self._named_state()]
             broadcast_tensors(state, 0, self.process_group)
+        if self._precision is not None and self._precision.buffer_dtype is not None:
+            cast_buffers(self._named_buffers(), self._precision.buffer_dtype)
         self.reducer = self._make_reducer()
         self._take_over_optimizers()
 
@@ -171,6 +180,10 @@ class DistributedDataParallel(nn.Module, Joinable):
             ],
         }
         settings["bucket caps in bytes"] = list(settings.pop("caps"))
+        settings["mixed_precision"] = str(self._precision)
+        settings["delay_all_reduce_named_params"] = list(settings.pop("delayed"))
+        settings["param_to_hook_all_reduce"] = settings.pop("delayed_until")
+        del settings["reduce_dtype"]  # of mixed_precision
         verify_equal_models(self._named_parameters(), settings, self.process_group)
 
     def _make_reducer(self) -> Reducer:
@@ -184,7 +197,7 @@ class DistributedDataParallel(nn.Module, Joinable):
                 "DistributedDataParallel is not needed when a module doesn't have any parameters that "
                 "require a gradient."
             )
-        sparse = _sparse_parameters(self.module)
+        sparse = sparse_parameters(self.module)
         # Weak: a wrapper that nobody has any more goes at once, and its hooks with it.
         ask = weakref.WeakMethod(self._synchronise_by_default)
 
@@ -200,6 +213,9 @@ class DistributedDataParallel(nn.Module, Joinable):
             synchronise_by_default,
         )
         reducer.install_hooks()
+        if self._precision is not None and self._precision.param_dtype is not None:
+            ignored = frozenset(self.parameters_to_ignore)
+            reducer.casts = ParameterCasts(self.module, self._precision.param_dtype, ignored)
         return reducer
 
     def _synchronise_by_default(self) -> bool:
@@ -219,7 +235,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         for p in self._tracked:
             for handle in handles.get(p, []):
                 handle.remove()
-        self.reducer.on_bucket.append(_step_in_backward)
+        self.reducer.on_bucket.append(step_in_backward)
 
     # --- forward -----------------------------------------------------------------------------------
 
@@ -239,7 +255,12 @@ class DistributedDataParallel(nn.Module, Joinable):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward."""
         self._before_forward()
-        return self._after_forward(self.module(*inputs, **kwargs))
+        casts = self.reducer.casts
+        if casts is None:
+            return self._after_forward(self.module(*inputs, **kwargs))
+        with casts.forward():
+            output = self.module(*casts.inputs(inputs), **casts.inputs(kwargs))
+        return self._after_forward(output)
 
     @_disable_dynamo
     def _before_forward(self) -> None:
@@ -426,38 +447,3 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.process_group = group if group is not None else group_of(None, None)
         self.reducer = self._make_reducer()
         self._take_over_optimizers()
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Tensors in nested sequences, mappings and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from tensors_in(each)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for each in value:
-            yield from tensors_in(each)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for one in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, one.name))
-
-
-def _step_in_backward(bucket: Any) -> None:
-    for p in bucket.parameters:
-        if p.grad is None:
-            continue
-        optimizers = getattr(p, "_in_backward_optimizers", ())
-        for optimizer in optimizers:
-            optimizer.step()
-        if optimizers:
-            p.grad = None
-
-
-def _sparse_parameters(module: nn.Module) -> set[int]:
-    """Ids of the parameters that get sparse gradients."""
-    return {
-        id(layer.weight)
-        for layer in module.modules()
-        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse
-    }

@@ -91,7 +91,7 @@ def copy_out(
             with suppress(KeyError):
                 view.copy_(saved[index])
         elif grad is None:
-            p.grad = view if gradient_as_bucket_view else view.clone()
+            p.grad = view if gradient_as_bucket_view else view.to(p.dtype, copy=True)
         elif grad is not view:
             sources.append(view)
             targets.append(grad)

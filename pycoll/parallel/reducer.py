@@ -26,8 +26,6 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import partial
 from time import monotonic_ns
 from typing import Any
@@ -40,14 +38,14 @@ from pycoll import collectives
 from pycoll.backend import backend_of, extension
 from pycoll.bucket import (
     Bucket,
-    BucketFacts,
     BucketRecord,
-    ParameterSpec,
     assign_buckets,
     make_buckets,
 )
 from pycoll.parallel.agreement import Group, all_gather_bytes, all_gather_rows, listed, ranks_text
 from pycoll.parallel.gradients import copy_out, fill, not_finite
+from pycoll.parallel.mixed_precision import ParameterCasts
+from pycoll.parallel.passes import Event, Pass, PassRecord, Token
 from pycoll.parallel.reduction import Reduction, Settings, issue_reduction
 
 # More than a parameter can get in one pass; marks "not known yet".
@@ -57,58 +55,6 @@ _PASSES_KEPT = 16
 _ABSENT = 2
 
 _FLAGS = ("missing", "again", "not finite", "changed")
-
-
-class _Token:
-    """Held by what autograd calls at the end of a graph task: gone before that, the task has failed.
-
-    Either way gradients that come then belong to another pass.
-    """
-
-    def __init__(self, counter: Any, pass_number: int) -> None:
-        self._counter, self._pass_number = counter, pass_number
-
-    def __del__(self) -> None:
-        self._counter.end(self._pass_number)
-
-
-class _Event(IntEnum):
-    """What the counter calls for; as in csrc/torch/gradient_counter.h."""
-
-    BEGIN = 0
-    COMPLETE = 1
-    AGAIN = 2
-
-
-@dataclass
-class _Pass:
-    number: int
-    synchronises: bool
-    begun_ns: int
-    token: weakref.ref[_Token] | None = None  # None: of a rank that only takes part
-    reductions: list[Reduction] = field(default_factory=list)
-    again: set[int] = field(default_factory=set)  # buckets issued before all gradients were there
-    changed: set[int] = field(
-        default_factory=set
-    )  # parameters used more often than a static graph allows
-    not_finite: list[str] = field(default_factory=list)
-    saved: dict[int, Tensor] = field(default_factory=dict)
-
-    @property
-    def num_issued(self) -> int:
-        return len(self.reductions)
-
-
-@dataclass(frozen=True)
-class PassRecord:
-    """What the timeline is made of. Times are of ``time.monotonic_ns()``."""
-
-    number: int
-    begun_ns: int
-    end_ns: int
-    buckets: list[BucketFacts]
-    records: list[BucketRecord]
-    ready_ns: list[int]
 
 
 class Reducer:
@@ -137,16 +83,20 @@ class Reducer:
         self.backend = backend_of(group)
         self._core = extension()
         self._synchronise_by_default = synchronise_by_default
-        self._specs = [ParameterSpec.of(name, p, name in sparse) for name, p in named]
-        # Parameters without elements never hold anything up.
-        self._never_missing = bytes(int(p.numel() == 0) for p in self.parameters)
+        self._specs = [settings.spec_of(name, p, name in sparse) for name, p in named]
+        self._delayed = frozenset(i for i, n in enumerate(self.names) if n in settings.delayed)
+        # Parameters without elements never hold anything up, nor do those that are sent as they are.
+        self._never_missing = bytes(
+            int(p.numel() == 0 or i in self._delayed) for i, p in enumerate(self.parameters)
+        )
         self._absent = bytes([_ABSENT]) * len(named)
         self._counter: Any = None
         # Gradients that a parameter gets in a pass. Of a static graph the first pass tells.
-        self._expected = [_MANY if settings.static_graph else 1] * len(named)
+        usual = _MANY if settings.static_graph else 1
+        self._expected = [0 if i in self._delayed else usual for i in range(len(named))]
         self._counts_known = not settings.static_graph
         self._knows_order = False
-        self._pass: _Pass | None = None
+        self._pass: Pass | None = None
         self._num_passes = 0
         self._nowhere: frozenset[int] = frozenset()  # of a static graph
         # Parameters without gradient in all passes since the last forward; None: no pass yet.
@@ -155,6 +105,8 @@ class Reducer:
         self.history: deque[PassRecord] = deque(maxlen=_PASSES_KEPT)
         self.hook: Callable[[Any, Any], Any] | None = None
         self.hook_state: Any = None
+        # Told when a backward pass begins and when it is over.
+        self.casts: ParameterCasts | None = None
         # Called with a bucket whose gradients are done, on the thread of the backward pass, in order.
         self.on_bucket: list[Callable[[Bucket], None]] = []
         # None: the mean over all ranks; else the sum divided by this (uneven inputs).
@@ -216,19 +168,28 @@ class Reducer:
         if self._pass is not None:
             self._abandon(self._pass)
         self._num_passes += synchronises
-        current = _Pass(self._num_passes, synchronises, monotonic_ns())
-        token = _Token(self._counter, self._counter.begin(synchronises, not self._knows_order))
+        current = Pass(self._num_passes, synchronises, monotonic_ns())
+        number = self._counter.begin(synchronises, not self._knows_order)
+        token = Token(partial(self._task_over, number))
         current.token = weakref.ref(token)
         engine = torch.autograd.Variable._execution_engine
         engine.queue_callback(partial(self._end, current, token))
         self._prepare(current)
 
-    def _prepare(self, current: _Pass) -> None:
+        if self.casts is not None:
+            self.casts.begin_backward()
+
+    def _task_over(self, number: int) -> None:
+        """autograd's graph task is gone, whether it has succeeded or not."""
+        if self._counter.end(number) and self.casts is not None:
+            self.casts.end_backward()
+
+    def _prepare(self, current: Pass) -> None:
         for bucket in self.buckets:
             bucket.record = BucketRecord()
         self._pass = current
 
-    def _abandon(self, stale: _Pass) -> None:
+    def _abandon(self, stale: Pass) -> None:
         """A backward pass ended with an error after it had begun here. What it has sent, its peers have to
         have sent too; the numbers of passes, which are compared, see to that."""
         self._pass = None
@@ -237,19 +198,19 @@ class Reducer:
 
     def _attend(self, event: int, index: int) -> None:
         """Called by the counter, in a backward pass."""
-        if event == _Event.BEGIN:
+        if event == Event.BEGIN:
             self._begin(self._synchronise_by_default())
             return
         current, bucket = self._pass, self._bucket_of[index]
         assert current is not None
-        if event == _Event.AGAIN:
+        if event == Event.AGAIN:
             self._fired_again(current, bucket, index)
         else:
             self._issue_ready(current)
 
-    def _fired_again(self, current: _Pass, bucket: Bucket, index: int) -> None:
+    def _fired_again(self, current: Pass, bucket: Bucket, index: int) -> None:
         """A second gradient of a parameter in one pass: reentrant checkpoints add theirs one by one."""
-        if self.settings.static_graph:
+        if self.settings.static_graph and index not in self._delayed:
             current.changed.add(index)
         if bucket.index >= current.num_issued:
             return
@@ -263,19 +224,19 @@ class Reducer:
 
     # --- sending -----------------------------------------------------------------------------------
 
-    def _issue_ready(self, current: _Pass) -> None:
+    def _issue_ready(self, current: Pass) -> None:
         while current.num_issued < len(self.buckets):
             bucket = self.buckets[current.num_issued]
             if self._counter.pending(bucket.index):
                 return
             self._issue(current, bucket)
 
-    def _issue(self, current: _Pass, bucket: Bucket) -> None:
+    def _issue(self, current: Pass, bucket: Bucket) -> None:
         self._fill(current, bucket)
         current.reductions.append(self._reduce(current, bucket))
 
     @torch.no_grad()
-    def _reduce(self, current: _Pass, bucket: Bucket) -> Reduction:
+    def _reduce(self, current: Pass, bucket: Bucket) -> Reduction:
         self._let_hook_end(current)
         tag = f"DDP pass {current.number}, {bucket.describe()}"
         before = self._core.set_tag(tag)
@@ -284,12 +245,12 @@ class Reducer:
         finally:
             self._core.set_tag(before)
 
-    def _let_hook_end(self, current: _Pass) -> None:
+    def _let_hook_end(self, current: Pass) -> None:
         """Before this thread calls another collective: one that may still call some has to end first."""
         if self.hook is not None and not self.hook_may_overlap and current.reductions:
             current.reductions[-1].wait()
 
-    def _fill(self, current: _Pass, bucket: Bucket) -> None:
+    def _fill(self, current: Pass, bucket: Bucket) -> None:
         # The counter has copied the gradients that came in this pass; all of them, if nothing is unusual.
         is_first = bucket.index >= current.num_issued and current.token is not None
         if not is_first or self._counter.uncopied(bucket.index):
@@ -299,7 +260,7 @@ class Reducer:
         if self.settings.check_nan:
             current.not_finite += not_finite(bucket)
 
-    def _copy_out(self, current: _Pass, bucket: Bucket, nowhere: frozenset[int]) -> None:
+    def _copy_out(self, current: Pass, bucket: Bucket, nowhere: frozenset[int]) -> None:
         if bucket.sparse:
             if bucket.members[0] not in nowhere:
                 bucket.parameters[0].grad = current.reductions[bucket.index].result
@@ -317,7 +278,7 @@ class Reducer:
 
     # --- the end of a pass -------------------------------------------------------------------------
 
-    def _end(self, current: _Pass, token: _Token) -> None:
+    def _end(self, current: Pass, token: Token) -> None:
         try:
             if current.synchronises and self._pass is current:
                 self._synchronise(current)
@@ -331,7 +292,7 @@ class Reducer:
         Gradients become the others' means: a sharded optimizer steps with them.
         """
         self._num_passes += 1
-        current = _Pass(self._num_passes, True, monotonic_ns())
+        current = Pass(self._num_passes, True, monotonic_ns())
         self._prepare(current)
         for p in self.parameters:
             p.grad = None
@@ -340,11 +301,11 @@ class Reducer:
         finally:
             self._pass = None
 
-    def _used_by(self, current: _Pass) -> bytes:
+    def _used_by(self, current: Pass) -> bytes:
         """A byte a parameter: 1, 0 or _ABSENT."""
         return self._absent if current.token is None else self._counter.used()
 
-    def _synchronise(self, current: _Pass) -> None:
+    def _synchronise(self, current: Pass) -> None:
         absent = current.token is None
         for bucket in self.buckets[current.num_issued :]:
             self._issue(current, bucket)
@@ -375,7 +336,8 @@ class Reducer:
                 self._copy_out(current, bucket, nowhere)
         self._keep_record(current)
         if not self._counts_known and not absent:
-            self._expected = [_MANY - left for left in self._counter.left()]
+            left = enumerate(self._counter.left())
+            self._expected = [0 if i in self._delayed else _MANY - many for i, many in left]
             self._counts_known = True
             self._plan()
         if not self._knows_order:
@@ -391,15 +353,16 @@ class Reducer:
         for callback in self.on_bucket:
             callback(bucket)
 
-    def _local_flags(self, current: _Pass, absent: bool) -> Tensor:
+    def _local_flags(self, current: Pass, absent: bool) -> Tensor:
         learned = self.settings.static_graph and self._counts_known
         if learned and not absent:
-            current.changed.update(i for i, left in enumerate(self._counter.left()) if left)
+            off = {i for i, left in enumerate(self._counter.left()) if left}
+            current.changed.update(off - self._delayed)
         missing = not learned and 0 in self._used_by(current)
         flags = [missing, bool(current.again), bool(current.not_finite), bool(current.changed)]
         return torch.tensor(flags, dtype=torch.int32)
 
-    def _settle(self, current: _Pass, flags: dict[str, int]) -> tuple[frozenset[int], str | None]:
+    def _settle(self, current: Pass, flags: dict[str, int]) -> tuple[frozenset[int], str | None]:
         """Something was not as usual on some rank; all ranks are here.
 
         Returns:
@@ -431,7 +394,7 @@ class Reducer:
                 parts.append(text.format(names=shown, rank=f"rank {rank}"))
         return "; ".join(parts)
 
-    def _reduce_again(self, current: _Pass) -> None:
+    def _reduce_again(self, current: Pass) -> None:
         """Collective. Buckets that some rank sent before its gradients were complete."""
         mine = bytes(bucket.index in current.again for bucket in self.buckets)
         rows = all_gather_rows(mine, self.group)
@@ -441,7 +404,7 @@ class Reducer:
             current.reductions[index] = self._reduce(current, bucket)
             current.reductions[index].wait()
 
-    def _settle_missing(self, current: _Pass) -> tuple[frozenset[int], str | None]:
+    def _settle_missing(self, current: Pass) -> tuple[frozenset[int], str | None]:
         rows = all_gather_rows(self._used_by(current), self.group)  # (ranks, parameters)
         used, unused = rows == 1, rows == 0
         nowhere = frozenset((~used.any(dim=0)).nonzero().flatten().tolist())
@@ -485,7 +448,7 @@ class Reducer:
         self._knows_order = True
         self._set_buckets(order.tolist())
 
-    def _keep_record(self, current: _Pass) -> None:
+    def _keep_record(self, current: Pass) -> None:
         records = [bucket.record for bucket in self.buckets]
         self.history.append(
             PassRecord(

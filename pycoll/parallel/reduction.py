@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pycoll import collectives
-from pycoll.bucket import Bucket, GradBucket
+from pycoll.bucket import Bucket, GradBucket, ParameterSpec
 
 if TYPE_CHECKING:
     from pycoll.parallel.reducer import Reducer
@@ -27,6 +27,8 @@ class Settings:
         static_graph: every pass uses parameters as often as the first one.
         gradient_as_bucket_view: gradients lie in the buckets.
         check_nan: look for infinities and NaN before anything is reduced.
+        reduce_dtype: of floating-point gradients in buckets; None: their own.
+        delayed: names of parameters whose gradients go with that of `delayed_until`, as they are at that time.
     """
 
     caps: tuple[int, ...]
@@ -34,6 +36,16 @@ class Settings:
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
     check_nan: bool = False
+    reduce_dtype: torch.dtype | None = None
+    delayed: tuple[str, ...] = ()
+    delayed_until: str | None = None
+
+    def spec_of(self, name: str, parameter: Tensor, sparse: bool) -> ParameterSpec:
+        """What buckets need to know of a parameter."""
+        casts = parameter.is_floating_point() and not sparse
+        dtype = self.reduce_dtype if casts else None
+        leader = self.delayed_until if name in self.delayed else None
+        return ParameterSpec.of(name, parameter, sparse, dtype, leader)
 
 
 @dataclass(eq=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pycoll.backend import events
 from pycoll.parallel.agreement import Group
-from pycoll.parallel.reducer import PassRecord
+from pycoll.parallel.passes import PassRecord
 
 
 @dataclass(frozen=True)

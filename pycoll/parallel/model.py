@@ -1,0 +1,44 @@
+"""What wrappers look for in models and in what these return."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Tensors in nested sequences, mappings and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from tensors_in(each)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for each in value:
+            yield from tensors_in(each)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for one in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, one.name))
+
+
+def step_in_backward(bucket: Any) -> None:
+    for p in bucket.parameters:
+        if p.grad is None:
+            continue
+        optimizers = getattr(p, "_in_backward_optimizers", ())
+        for optimizer in optimizers:
+            optimizer.step()
+        if optimizers:
+            p.grad = None
+
+
+def sparse_parameters(module: nn.Module) -> set[int]:
+    """Ids of the parameters that get sparse gradients."""
+    return {
+        id(layer.weight)
+        for layer in module.modules()
+        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse
+    }
