@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -294,3 +295,40 @@ def test_uneven_inputs(pool: Pools) -> None:
     for total in (3.0, 2.0, 2.0):
         w, v = w - 0.5 * total / 2 * v, v - 0.5 * total / 2 * w
     assert pool(2).run(uneven) == [([w, v], True)] * 2
+
+
+# --- copies ----------------------------------------------------------------------------------------
+
+
+def repickled(value: Any) -> Any:
+    held = io.BytesIO()
+    torch.save(value, held)
+    held.seek(0)
+    return torch.load(held, weights_only=False)
+
+
+def copies_train_on(as_view: bool) -> None:
+    for duplicate in (copy.deepcopy, repickled):
+        ddp = pycoll.DistributedDataParallel(make_model())
+        optimizer = pycoll.ZeroRedundancyOptimizer(
+            groups_of(ddp), torch.optim.AdamW, parameters_as_bucket_view=as_view, lr=0.01
+        )
+        step_all(ddp, [optimizer], None, [0, 1])
+        ddp2, optimizer2 = duplicate((ddp, optimizer))
+        assert optimizer2.param_groups[0]["params"][0] is next(ddp2.parameters())
+        step_all(ddp, [optimizer], None, [2, 3])
+        before = [p.clone() for p in ddp2.parameters()]
+        assert not torch.equal(before[0], next(ddp.parameters()))  # memory of its own
+        step_all(ddp2, [optimizer2], None, [2, 3])
+        for p, q in zip(ddp.parameters(), ddp2.parameters(), strict=True):
+            assert torch.equal(p, q)
+        assert equal_on_all_ranks(list(ddp2.parameters()))
+    wrong = optimizer.__getstate__()
+    wrong["kept"]["world_size"] += 1
+    with pytest.raises(RuntimeError, match=r"pickle of rank [01] of 3, with its part"):
+        type(optimizer).__new__(type(optimizer)).__setstate__(wrong)
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+def test_copies_of_optimizers(pool: Pools, as_view: bool) -> None:
+    pool(2).run(copies_train_on, as_view)

@@ -15,10 +15,23 @@ from torch.optim import Optimizer
 
 from pycoll import collectives
 from pycoll.parallel.agreement import all_gather_bytes
+from pycoll.parallel.arguments import group_of
 from pycoll.parallel.verification import verify_equal_models
 
 # Of a parameter group: what is not a setting.
 _MEMBERS = ("params", "param_names")
+# Attributes that copies take over as they are.
+_KEPT_IN_COPIES = (
+    "rank",
+    "world_size",
+    "parameters_as_bucket_view",
+    "optim",
+    "_overlap_with_ddp",
+    "_optimizer_class",
+    "_optimizer_defaults",
+    "_full_state",
+    "_stepped_in_backward",
+)
 
 
 def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -342,6 +355,46 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self.optim.load_state_dict({"state": state, "param_groups": groups})
         self._copy_settings(self.optim.param_groups, self.param_groups)
         self._full_state = None
+
+    # --- copies ------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ZeroRedundancyOptimizer:
+        """An optimizer of its own on the same group, of copies of the parameters. Not collective."""
+        memo[id(self.process_group)] = self.process_group
+        duplicate = type(self).__new__(type(self))
+        memo[id(self)] = duplicate
+        state = copy.deepcopy(self.__getstate__(), memo)
+        duplicate.__setstate__({**state, "process_group": self.process_group})
+        return duplicate
+
+    def __getstate__(self) -> dict[str, Any]:
+        owners = [self._owner[p] for p in self._parameters()]
+        kept = {name: getattr(self, name) for name in _KEPT_IN_COPIES}
+        return {**Optimizer.__getstate__(self), "owners": owners, "kept": kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a pickle: on the default group, which has to exist. Not collective.
+
+        Raises:
+            RuntimeError: the pickle is of another rank, or of another number of ranks.
+        """
+        state = dict(state)
+        group: Any = state.pop("process_group", None) or group_of(None, None)
+        owners, kept = state.pop("owners"), state.pop("kept")
+        place = dist.get_rank(group), dist.get_world_size(group)
+        if place != (kept["rank"], kept["world_size"]):
+            raise RuntimeError(
+                f"this is a pickle of rank {kept['rank']} of {kept['world_size']}, with its part of the state, "
+                f"but here is rank {place[0]} of {place[1]}; move optimizers between ranks with consolidate_state_dict and "
+                "state_dict"
+            )
+        Joinable.__init__(self)
+        Optimizer.__setstate__(self, state)
+        self.__dict__.update(kept)
+        self.process_group = group
+        self._initialising = False
+        self._owner = dict(zip(self._parameters(), owners, strict=True))
+        self._divide()
 
     # --- uneven inputs -----------------------------------------------------------------------------
 
