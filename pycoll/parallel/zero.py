@@ -385,8 +385,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         if place != (kept["rank"], kept["world_size"]):
             raise RuntimeError(
                 f"this is a pickle of rank {kept['rank']} of {kept['world_size']}, with its part of the state, "
-                f"but here is rank {place[0]} of {place[1]}; move optimizers between ranks with consolidate_state_dict and "
-                "state_dict"
+                f"but here is rank {place[0]} of {place[1]}; use consolidate_state_dict "
+                "and state_dict to move optimizers between ranks"
             )
         Joinable.__init__(self)
         Optimizer.__setstate__(self, state)
