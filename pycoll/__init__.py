@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pycoll.collectives import (
         all_gather,
         all_gather_into_tensor,
+        all_gather_into_tensor_coalesced,
         all_reduce,
         all_to_all,
         all_to_all_single,
@@ -26,26 +27,40 @@ if TYPE_CHECKING:
         reduce,
         reduce_scatter,
         reduce_scatter_tensor,
+        reduce_scatter_tensor_coalesced,
         scatter,
     )
     from pycoll.flight_recorder import dump_flight_record
     from pycoll.groups import dead_ranks, shrink
     from pycoll.parallel.ddp import DistributedDataParallel
     from pycoll.parallel.dp import DataParallel
+    from pycoll.parallel.fsdp.module import FSDPModule, fully_shard
+    from pycoll.parallel.fsdp.policies import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        WirePolicy,
+    )
     from pycoll.parallel.sync_batch_norm import SyncBatchNorm
     from pycoll.parallel.zero import ZeroRedundancyOptimizer
     from pycoll.tags import tag
 
 __all__ = [
+    "CPUOffloadPolicy",
     "DataParallel",
     "DistributedDataParallel",
+    "FSDPModule",
+    "MixedPrecisionPolicy",
+    "OffloadPolicy",
     "Options",
     "SyncBatchNorm",
+    "WirePolicy",
     "ZeroRedundancyOptimizer",
     "__version__",
     "algorithm_names",
     "all_gather",
     "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced",
     "all_reduce",
     "all_to_all",
     "all_to_all_single",
@@ -54,11 +69,13 @@ __all__ = [
     "dead_ranks",
     "dump_flight_record",
     "events",
+    "fully_shard",
     "gather",
     "monitored_barrier",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
     "scatter",
     "shrink",
     "tag",
@@ -66,13 +83,19 @@ __all__ = [
 
 # Where names come from; all that is not listed is in pycoll.collectives.
 _HOME = {
+    "CPUOffloadPolicy": "pycoll.parallel.fsdp.policies",
     "DataParallel": "pycoll.parallel.dp",
     "DistributedDataParallel": "pycoll.parallel.ddp",
+    "FSDPModule": "pycoll.parallel.fsdp.module",
+    "MixedPrecisionPolicy": "pycoll.parallel.fsdp.policies",
+    "OffloadPolicy": "pycoll.parallel.fsdp.policies",
     "SyncBatchNorm": "pycoll.parallel.sync_batch_norm",
     "ZeroRedundancyOptimizer": "pycoll.parallel.zero",
+    "WirePolicy": "pycoll.parallel.fsdp.policies",
     "algorithm_names": "pycoll.backend",
     "dump_flight_record": "pycoll.flight_recorder",
     "events": "pycoll.backend",
+    "fully_shard": "pycoll.parallel.fsdp.module",
     "tag": "pycoll.tags",
     "dead_ranks": "pycoll.groups",
     "shrink": "pycoll.groups",

@@ -62,6 +62,14 @@ def _root(name: str, rank: int | None, group_rank: int | None, group: Group) -> 
     return dist.get_group_rank(group, chosen)
 
 
+def _process_group(group: Group) -> Any:
+    """For what torch has bound for groups and not for backends."""
+    import torch.distributed as dist
+
+    backend_of(group)
+    return dist.group.WORLD if group is None else group
+
+
 def _finish(work: Any, async_op: bool) -> dist.Work | None:
     if async_op:
         return cast("dist.Work", work)
@@ -195,6 +203,18 @@ def all_gather_into_tensor(
     return _finish(backend_of(group)._allgather_base(output, tensor, options), async_op)
 
 
+def all_gather_into_tensor_coalesced(
+    outputs: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor],
+    group: Group = None,
+    async_op: bool = False,
+) -> dist.Work | None:
+    """`all_gather_into_tensor` of ``tensors[i]`` into ``outputs[i]`` for all i, as one operation a dtype."""
+    options, pg = _options("AllgatherOptions", async_op), _process_group(group)
+    work = pg.allgather_into_tensor_coalesced(list(outputs), list(tensors), options)
+    return _finish(work, async_op)
+
+
 def reduce_scatter(
     output: torch.Tensor,
     inputs: Sequence[torch.Tensor],
@@ -229,6 +249,20 @@ def reduce_scatter_tensor(
         return wire.run("reduce_scatter", [output], [tensor], op=op)
     options = _options("ReduceScatterOptions", async_op, reduceOp=_reduce_op(op))
     return _finish(backend_of(group)._reduce_scatter_base(output, tensor, options), async_op)
+
+
+def reduce_scatter_tensor_coalesced(
+    outputs: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor],
+    op: Op = "sum",
+    group: Group = None,
+    async_op: bool = False,
+) -> dist.Work | None:
+    """`reduce_scatter_tensor` of ``tensors[i]`` into ``outputs[i]`` for all i, as one operation a dtype."""
+    options = _options("ReduceScatterOptions", async_op, reduceOp=_reduce_op(op))
+    pg = _process_group(group)
+    work = pg.reduce_scatter_tensor_coalesced(list(outputs), list(tensors), options)
+    return _finish(work, async_op)
 
 
 def gather(
