@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from pycoll.groups import dead_ranks, shrink
     from pycoll.parallel.ddp import DistributedDataParallel
     from pycoll.parallel.dp import DataParallel
+    from pycoll.parallel.fsdp.clipping import clip_grad_norm_
+    from pycoll.parallel.fsdp.front import FullyShardedDataParallel, ShardingStrategy
+    from pycoll.parallel.fsdp.memory import memory_report
     from pycoll.parallel.fsdp.module import FSDPModule, fully_shard
     from pycoll.parallel.fsdp.policies import (
         CPUOffloadPolicy,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
         OffloadPolicy,
         WirePolicy,
     )
+    from pycoll.parallel.fsdp.state import full_state_dict, load_full_state_dict
     from pycoll.parallel.sync_batch_norm import SyncBatchNorm
     from pycoll.parallel.zero import ZeroRedundancyOptimizer
     from pycoll.tags import tag
@@ -50,9 +54,11 @@ __all__ = [
     "DataParallel",
     "DistributedDataParallel",
     "FSDPModule",
+    "FullyShardedDataParallel",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
     "Options",
+    "ShardingStrategy",
     "SyncBatchNorm",
     "WirePolicy",
     "ZeroRedundancyOptimizer",
@@ -66,11 +72,15 @@ __all__ = [
     "all_to_all_single",
     "barrier",
     "broadcast",
+    "clip_grad_norm_",
     "dead_ranks",
     "dump_flight_record",
     "events",
+    "full_state_dict",
     "fully_shard",
     "gather",
+    "load_full_state_dict",
+    "memory_report",
     "monitored_barrier",
     "reduce",
     "reduce_scatter",
@@ -87,14 +97,20 @@ _HOME = {
     "DataParallel": "pycoll.parallel.dp",
     "DistributedDataParallel": "pycoll.parallel.ddp",
     "FSDPModule": "pycoll.parallel.fsdp.module",
+    "FullyShardedDataParallel": "pycoll.parallel.fsdp.front",
     "MixedPrecisionPolicy": "pycoll.parallel.fsdp.policies",
     "OffloadPolicy": "pycoll.parallel.fsdp.policies",
+    "ShardingStrategy": "pycoll.parallel.fsdp.front",
     "SyncBatchNorm": "pycoll.parallel.sync_batch_norm",
     "ZeroRedundancyOptimizer": "pycoll.parallel.zero",
     "WirePolicy": "pycoll.parallel.fsdp.policies",
     "algorithm_names": "pycoll.backend",
     "dump_flight_record": "pycoll.flight_recorder",
+    "clip_grad_norm_": "pycoll.parallel.fsdp.clipping",
     "events": "pycoll.backend",
+    "full_state_dict": "pycoll.parallel.fsdp.state",
+    "load_full_state_dict": "pycoll.parallel.fsdp.state",
+    "memory_report": "pycoll.parallel.fsdp.memory",
     "fully_shard": "pycoll.parallel.fsdp.module",
     "tag": "pycoll.tags",
     "dead_ranks": "pycoll.groups",

@@ -227,18 +227,21 @@ class UnitState:
         policy = self.unit.policy
         if policy.output_dtype is not None:
             output = _cast(output, policy.output_dtype)
-        iteration = self.find_iteration()
+        iteration, outputs = self.find_iteration(), []
         if torch.is_grad_enabled():
+            leaves = tree_flatten(output)[0]
+            outputs = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
+        if outputs:
             record, position = iteration.forward, -1
             if not iteration.in_backward:  # else a checkpoint runs it again
                 position = len(record.order)
                 record.order.append(self)
             hook = partial(self._before_backward, record, position)
-            for tensor in tree_flatten(output)[0]:
-                if isinstance(tensor, Tensor) and tensor.requires_grad:
-                    tensor.register_hook(hook)
-        if self.reshards_after_forward and not self.in_backward:
-            self.unit.reshard(after_forward=torch.is_grad_enabled())
+            for tensor in outputs:
+                tensor.register_hook(hook)
+        # Without a backward pass to come, nobody would release what is kept.
+        if not self.in_backward and (self.reshards_after_forward or not outputs):
+            self.unit.reshard(after_forward=bool(outputs))
         return output
 
     # --- backward ----------------------------------------------------------------------------------

@@ -1,0 +1,200 @@
+"""FullyShardedDataParallel: `fully_shard` for programs that wrap a model in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from enum import Enum, auto
+from typing import Any, cast
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from pycoll.parallel.fsdp.clipping import clip_grad_norm_
+from pycoll.parallel.fsdp.module import FSDPModule, fully_shard
+from pycoll.parallel.fsdp.policies import MixedPrecisionPolicy, OffloadPolicy, WirePolicy
+from pycoll.parallel.fsdp.schedule import state_of
+
+
+class ShardingStrategy(Enum):
+    """Names and meanings as torch's."""
+
+    FULL_SHARD = auto()
+    SHARD_GRAD_OP = auto()
+    NO_SHARD = auto()
+    HYBRID_SHARD = auto()
+    _HYBRID_SHARD_ZERO2 = auto()
+
+
+_HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+
+
+class FullyShardedDataParallel(nn.Module):
+    """Shards a model: the modules that a policy picks, and what is left. `module` is the model, sharded in place.
+
+    Args:
+        module: see `fully_shard`.
+        process_group: of pycoll's backend; None: the default group. For hybrid sharding give `device_mesh`.
+        sharding_strategy: a `ShardingStrategy`, torch's, or the name of one; None: FULL_SHARD.
+        auto_wrap_policy: ``policy(module=m, recurse=False, nonwrapped_numel=n)`` says whether `m` becomes a unit, as
+            torch's policies do (``ModuleWrapPolicy``, ``size_based_auto_wrap_policy``); or the set of classes that do.
+        mixed_precision: a `MixedPrecisionPolicy`.
+        cpu_offload: an `OffloadPolicy`.
+        ignored_modules: whose parameters are left alone.
+        sync_module_states: parameters and buffers become those of rank 0.
+        forward_prefetch: gather the next unit while one computes. The order is that of ``modules()``.
+        device_mesh: one-dimensional, or (replicate, shard).
+        wire_policy: see `WirePolicy`.
+
+    Raises:
+        ValueError, TypeError: as `fully_shard`; or arguments that contradict each other.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: dist.ProcessGroup | None = None,
+        sharding_strategy: Any = None,
+        auto_wrap_policy: Any = None,
+        mixed_precision: MixedPrecisionPolicy | None = None,
+        cpu_offload: OffloadPolicy | None = None,
+        ignored_modules: Iterable[nn.Module] | None = None,
+        sync_module_states: bool = False,
+        forward_prefetch: bool = False,
+        device_mesh: DeviceMesh | None = None,
+        wire_policy: WirePolicy | None = None,
+    ) -> None:
+        super().__init__()
+        name = getattr(sharding_strategy, "name", sharding_strategy or "FULL_SHARD")
+        mesh = _mesh_of(name, process_group, device_mesh)
+        ignored = {p for m in ignored_modules or () for p in m.parameters()}
+        how: dict[str, Any] = {
+            "mesh": mesh,
+            "reshard_after_forward": name in ("FULL_SHARD", "HYBRID_SHARD"),
+            "mp_policy": mixed_precision,
+            "offload_policy": cpu_offload,
+            "wire_policy": wire_policy,
+            "ignored_params": ignored,
+            "sync_module_states": sync_module_states,
+        }
+        units = _chosen(module, auto_wrap_policy, set(ignored_modules or ()))
+        for unit in units:
+            fully_shard(unit, **how)
+        self.module = fully_shard(module, **how)
+        if forward_prefetch:
+            for one, following in zip(reversed(units), list(reversed(units))[1:], strict=False):
+                cast(FSDPModule, one).set_modules_to_forward_prefetch([cast(FSDPModule, following)])
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward."""
+        return self.module(*args, **kwargs)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """`pycoll.clip_grad_norm_` of all parameters."""
+        return clip_grad_norm_(self.parameters(), max_norm, norm_type)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside keep whole gradients, for the next pass outside."""
+        states = [s for m in self.module.modules() if (s := state_of(m)) is not None]
+        before = [state.synchronises for state in states]
+        for state in states:
+            state.synchronises = False
+        try:
+            yield
+        finally:
+            for state, value in zip(states, before, strict=True):
+                state.synchronises = value
+
+    @staticmethod
+    @contextmanager
+    def summon_full_params(module: nn.Module, recurse: bool = True) -> Iterator[None]:
+        """The module holds whole parameters inside; what is written to them is lost. Collective."""
+        modules = module.modules() if recurse else [module]
+        states = [s for m in modules if (s := state_of(m)) is not None]
+        if recurse or not states:
+            inner = getattr(module, "module", module)
+            states = [s for m in inner.modules() if (s := state_of(m)) is not None]
+        for state in states:
+            state.unit.unshard()
+        try:
+            for state in states:
+                state.unit.wait_for_unshard()
+            yield
+        finally:
+            for state in states:
+                state.unit.reshard()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the module, under its own names: parts, as DTensors. Not collective; see `full_state_dict`."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Into the module, under its own names."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+
+def _mesh_of(
+    name: str, process_group: dist.ProcessGroup | None, mesh: DeviceMesh | None
+) -> DeviceMesh | None:
+    if name == "NO_SHARD":
+        raise ValueError("sharding_strategy NO_SHARD divides nothing; use DistributedDataParallel")
+    if name not in ShardingStrategy.__members__:
+        raise ValueError(
+            f"sharding_strategy is {name!r}; give one of {', '.join(ShardingStrategy.__members__)}"
+        )
+    if process_group is not None and mesh is not None:
+        raise ValueError("give process_group or device_mesh, not both")
+    if name in _HYBRID and (mesh is None or mesh.ndim != 2):
+        raise ValueError(f"sharding_strategy {name} needs a device_mesh of (replicate, shard)")
+    if name not in _HYBRID and mesh is not None and mesh.ndim != 1:
+        raise ValueError(
+            f"sharding_strategy {name} needs a one-dimensional device_mesh, not {mesh.ndim} dims"
+        )
+    if process_group is not None:
+        return DeviceMesh.from_group(process_group, "cpu")
+    return mesh
+
+
+def _chosen(root: nn.Module, policy: Any, ignored: Collection[nn.Module]) -> list[nn.Module]:
+    """Modules that become units, inner ones first, without the root."""
+    if policy is None:
+        return []
+    units: list[nn.Module] = []
+    _walk(root, _picker(root, policy, ignored), set(ignored), units, is_root=True)
+    return units
+
+
+def _picker(
+    root: nn.Module, policy: Any, ignored: Collection[nn.Module]
+) -> Callable[[nn.Module, int], bool]:
+    """Whether a module with so many elements, that are in no unit yet, becomes one."""
+    if isinstance(policy, (set, frozenset, tuple, list)):
+        classes = tuple(policy)
+        return lambda m, numel: isinstance(m, classes)
+    if hasattr(policy, "_run_policy"):
+        picked = policy._run_policy(root, set(ignored), {})
+        return lambda m, numel: m in picked
+    return lambda m, numel: bool(policy(module=m, recurse=False, nonwrapped_numel=numel))
+
+
+def _walk(
+    module: nn.Module,
+    picks: Callable[[nn.Module, int], bool],
+    seen: set[nn.Module],
+    units: list[nn.Module],
+    is_root: bool = False,
+) -> int:
+    """Appends units inside; returns the number of elements that are in none of them."""
+    if module in seen:
+        return 0
+    seen.add(module)
+    numel = sum(p.numel() for p in module.parameters(recurse=False))
+    for child in module.children():
+        numel += _walk(child, picks, seen, units)
+    has_forward = not isinstance(module, (nn.ModuleList, nn.ModuleDict))
+    if not is_root and has_forward and picks(module, numel):
+        units.append(module)
+        return 0
+    return numel

@@ -1,0 +1,159 @@
+"""The whole state of a sharded model, on all ranks or on one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from pycoll import collectives
+from pycoll.parallel.fsdp.schedule import state_of
+from pycoll.parallel.fsdp.sharding import Group, Sharding
+from pycoll.tags import tag
+
+
+def _shardings(model: nn.Module) -> list[Sharding]:
+    found: dict[Sharding, None] = {}
+    for module in model.modules():
+        if (state := state_of(module)) is not None:
+            found[state.unit.sharding] = None
+    if not found:
+        raise ValueError(
+            f"this {type(model).__name__} has no sharded module; call fully_shard first"
+        )
+    return list(found)
+
+
+def _meet(model: nn.Module, what: str, timeout: timedelta | None) -> list[Group]:
+    """All ranks are here, or an error names those that are not."""
+    groups: dict[Any, None] = {}
+    for sharding in _shardings(model):
+        groups.update(dict.fromkeys(sharding.groups()))
+    for group in groups:
+        try:
+            collectives.monitored_barrier(group, timeout, wait_all_ranks=True)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{what} is collective: all ranks have to call it ({error})"
+            ) from error
+    return list(groups)
+
+
+@torch.no_grad()
+def full_state_dict(
+    model: nn.Module,
+    *,
+    rank0_only: bool = False,
+    timeout: timedelta | None = None,
+) -> dict[str, Any]:
+    """The state dict of the model as if it were not sharded: whole tensors, on the CPU, under the same names.
+    Collective.
+
+    For parts there is ``model.state_dict()``, which is not collective.
+
+    Args:
+        rank0_only: only rank 0 of each group gets it; the others get an empty one, and hold one whole tensor at a time.
+        timeout: how long to wait for the other ranks; None: the group's.
+
+    Raises:
+        ValueError: the model is not sharded.
+        RuntimeError: ranks do not come; names them.
+    """
+    _meet(model, "full_state_dict", timeout)
+    is_first = all(sharding.rank == 0 for sharding in _shardings(model))
+    kept: dict[str, Any] = {}
+    for name, value in model.state_dict().items():
+        if isinstance(value, DTensor):
+            with tag(f"full_state_dict: {name}"):
+                value = value.full_tensor()
+        elif isinstance(value, Tensor):
+            value = value.detach().clone()
+        if not rank0_only or is_first:
+            kept[name] = value
+    return kept
+
+
+@torch.no_grad()
+def load_full_state_dict(
+    model: nn.Module,
+    state_dict: Mapping[str, Any],
+    *,
+    from_rank0: bool = False,
+    timeout: timedelta | None = None,
+) -> None:
+    """Loads whole tensors into a sharded model. Collective with `from_rank0`.
+
+    Args:
+        state_dict: as from a model that is not sharded; every rank's, or with `from_rank0` that of rank 0 of the
+            group, the others' being ignored.
+        timeout: how long to wait for the other ranks; None: the group's.
+
+    Raises:
+        ValueError: a name is missing or left over, or a shape differs; on all ranks.
+        RuntimeError: ranks do not come; names them.
+    """
+    own = model.state_dict()
+    if not from_rank0:
+        _check(own, state_dict)
+        for name, value in own.items():
+            _put(value, state_dict[name])
+        return
+    groups = _meet(model, "load_full_state_dict", timeout)
+    shardings = _shardings(model)
+    is_first = all(sharding.rank == 0 for sharding in shardings) and all(
+        s.replicas is None or s.replicas.rank() == 0 for s in shardings
+    )
+    problem: list[Any] = [None]
+    if is_first:
+        try:
+            _check(own, state_dict)
+        except ValueError as error:
+            problem = [str(error)]
+    for group in groups:
+        torch.distributed.broadcast_object_list(problem, group=group, group_src=0)
+    if problem[0] is not None:
+        raise ValueError(problem[0])
+    for name, value in own.items():
+        if not isinstance(value, Tensor):
+            continue
+        whole = torch.empty(value.shape, dtype=value.dtype)
+        if is_first:
+            whole.copy_(state_dict[name])
+        with tag(f"load_full_state_dict: {name}"):
+            for group in groups:
+                collectives.broadcast(whole, group=group, group_src=0)
+        _put(value, whole)
+
+
+def _check(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    missing, unexpected = [n for n in own if n not in given], [n for n in given if n not in own]
+    if missing or unexpected:
+        raise ValueError(
+            f"the state dict lacks {missing[:5]} ({len(missing)} names) and has {unexpected[:5]} "
+            f"({len(unexpected)} names) that the model has not"
+        )
+    for name, value in own.items():
+        if isinstance(value, Tensor) and value.shape != given[name].shape:
+            raise ValueError(
+                f"{name!r} has shape {tuple(given[name].shape)} in the state dict and {tuple(value.shape)} in the model"
+            )
+
+
+def _put(target: Any, whole: Any) -> None:
+    """This rank's part of `whole` into a value of the model's state dict."""
+    if not isinstance(target, DTensor):
+        if isinstance(target, Tensor):
+            target.copy_(whole)
+        return
+    local: Tensor = target._local_tensor
+    begin = 0
+    for dim, placement in enumerate(target.placements):
+        if placement.is_shard():
+            mesh = target.device_mesh
+            chunk = -(-target.shape[0] // mesh.size(dim))
+            begin = min(mesh.get_local_rank(dim) * chunk, target.shape[0])
+    local.copy_(whole[begin : begin + local.shape[0]])
