@@ -219,6 +219,6 @@ def test_training(pool: Pools, world_size: int) -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_training_in_every_way(pool: Pools, world_size: int) -> None:
     runs = every_run(world_size)
-    for begin in range(0, len(runs), 20):
-        for found in pool(world_size).run(train_all, runs[begin : begin + 20]):
+    for begin in range(0, len(runs), 8):
+        for found in pool(world_size).run(train_all, runs[begin : begin + 8]):
             assert not found

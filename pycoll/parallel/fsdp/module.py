@@ -214,7 +214,14 @@ def fully_shard(
         owned = _owned(module, {id(p) for p in ignored_params})
     parameters = [_shard(places, p, sharding) for p, places in owned]
     wire = wire_policy or WirePolicy()
-    unit = Unit(name, parameters, sharding, mp_policy or MixedPrecisionPolicy(), wire, kept_by)
+    unit = Unit(
+        f"{name}#{sharding.next_number()}",
+        parameters,
+        sharding,
+        mp_policy or MixedPrecisionPolicy(),
+        wire,
+        kept_by,
+    )
     state = UnitState(module, unit, reshard_after_forward)
     attach(module, state)
     _change_class(module)

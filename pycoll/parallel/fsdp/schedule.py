@@ -53,6 +53,7 @@ class Iteration:
 
     def begin_forward(self) -> None:
         """The root's forward begins."""
+        self._clean_up()
         self.forward = RootForward()
         for state in self.states:
             # What hooks have left whole may be older than the parts.
@@ -77,12 +78,14 @@ class Iteration:
         torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, token))
 
     def _clean_up(self) -> None:
-        """After a backward pass that has failed: what it has sent, its peers have sent too."""
+        """If the last backward pass has failed, drops what it has left. What it has sent, its peers have sent too."""
+        if self._token is None:
+            return
+        self._token = None
         self._wait_for_reduction()
         for state in self.states:
-            state.in_backward = state.postponed = False
-            for p in state.unit.parameters:
-                p.fresh = None
+            state.in_backward = state.postponed = state.reduced = False
+            state.unit.drop_gradients()
 
     def reduce(self, state: UnitState) -> None:
         """Issues a unit's reduction. One is on its way at a time, which bounds memory."""

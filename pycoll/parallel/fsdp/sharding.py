@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,10 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 from pycoll.backend import backend_of
 
 Group = dist.ProcessGroup
+
+
+# Made so far, by the group that divides them.
+_units: weakref.WeakKeyDictionary[Group, int] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,12 @@ class Sharding:
     def placements(self) -> tuple[Placement, ...]:
         """Of parts, as DTensors."""
         return (Shard(0),) if self.replicas is None else (Replicate(), Shard(0))
+
+    def next_number(self) -> int:
+        """Counts units of the group, equally on all its ranks."""
+        number = _units.get(self.group, 0)
+        _units[self.group] = number + 1
+        return number
 
     def groups(self) -> list[Group]:
         """Reducing over each in turn reduces over all ranks."""

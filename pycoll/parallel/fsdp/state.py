@@ -69,7 +69,10 @@ def full_state_dict(
     for name, value in model.state_dict().items():
         if isinstance(value, DTensor):
             with tag(f"full_state_dict: {name}"):
-                value = value.full_tensor()
+                whole = value.full_tensor()
+            # One rank's part is the whole, and its memory is the parameter's.
+            shares = whole.data_ptr() == value.to_local().data_ptr()
+            value = whole.clone() if shares else whole
         elif isinstance(value, Tensor):
             value = value.detach().clone()
         if not rank0_only or is_first:

@@ -290,6 +290,14 @@ class Unit:
         """Some whole parameter has a gradient that has not been taken."""
         return any(p.whole is not None and p.whole.grad is not None for p in self.parameters)
 
+    def drop_gradients(self) -> None:
+        """Those that are not yet ``grad`` of a part, but for what earlier passes have accumulated."""
+        for p in self.parameters:
+            p.fresh = None
+            p.used = p.accumulated is not None
+            if p.whole is not None:
+                p.whole.grad = None
+
     @torch.no_grad()
     def accumulate(self) -> None:
         """Keeps whole gradients for a later pass."""
