@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pycoll.examples import train_cnn, train_ddp
+from pycoll.examples import train_cnn, train_ddp, train_fsdp
 from pycoll.testing import RankPool
 
 pytestmark = pytest.mark.slow
@@ -41,8 +41,29 @@ def test_train_ddp_with_everything(pool: Pools, tmp_path: Path) -> None:
         assert {event["pid"] for event in trace["traceEvents"]} == {rank}
 
 
+def sharded_losses(arguments: list[str]) -> list[float]:
+    return train_fsdp.train(train_fsdp.parse([*TINY, *arguments]))
+
+
+def test_train_fsdp_resumes_on_another_number_of_ranks(pool: Pools, tmp_path: Path) -> None:
+    folder = ["--save", str(tmp_path / "checkpoint"), "--bf16"]
+    begun = pool(3).run(sharded_losses, folder)[0]
+    assert begun[-1] < begun[0] - 0.1
+    resume = ["--resume", str(tmp_path / "checkpoint"), "--bf16", "--stage", "2"]
+    (alone,) = pool(1).run(sharded_losses, resume)
+    assert alone[0] < begun[-1] + 0.2
+    assert alone[-1] < begun[-1]
+    assert pool(2).run(sharded_losses, resume)[0] == pytest.approx(alone, abs=2e-2)
+
+
+def test_train_fsdp_learns_what_ddp_learns(pool: Pools) -> None:
+    rate = ["--learning-rate", "1.5e-3"]
+    replicated = pool(2).run(losses, rate)[0]
+    assert pool(2).run(sharded_losses, rate)[0] == pytest.approx(replicated, abs=1e-4)
+
+
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    for main in (train_ddp.parse, train_cnn.main):
+    for main in (train_ddp.parse, train_fsdp.parse, train_cnn.main):
         with pytest.raises(SystemExit):
             main(["--batch-size", "0"])
         assert "must be positive" in capsys.readouterr().err

@@ -30,6 +30,7 @@ class GPTConfig:
 PRESETS = {
     "tiny": GPTConfig(layers=2, heads=2, width=32, positions=32),
     "small": GPTConfig(layers=3, heads=4, width=128, positions=64),
+    "medium": GPTConfig(layers=6, heads=8, width=256, positions=128),
 }
 
 
