@@ -117,23 +117,22 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.module = module
         self.dim = dim
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        wanted = (forward_sync_buffers, broadcast_buffers, True)
-        self.forward_sync_buffers = next(each for each in wanted if each is not None)
+        wanted = True if broadcast_buffers is None else broadcast_buffers
+        self.forward_sync_buffers = wanted if forward_sync_buffers is None else forward_sync_buffers
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self.find_unused_parameters = find_unused_parameters
         self.static_graph = static_graph
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.mixed_precision = mixed_precision
-        self._precision = None if mixed_precision is None else Precision.of(mixed_precision)
-        reduce_dtype = self._precision.reduce_dtype if self._precision else None
+        self._precision = Precision.of(mixed_precision)
         self._settings = Settings(
             tuple(bucket_caps(bucket_cap_mb, bucket_cap_mb_list, first_bucket_mb)),
             find_unused_parameters,
             static_graph,
-            gradient_as_bucket_view and reduce_dtype is None,
+            gradient_as_bucket_view and self._precision.reduce_dtype is None,
             check_nan,
-            reduce_dtype,
+            self._precision.reduce_dtype,
             *delayed_names(module, delay_all_reduce_named_params, param_to_hook_all_reduce),
         )
         self._opaque_output: bool | None = None
@@ -143,8 +142,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             self._verify()
             state = [t for _, t in self._named_state()]
             broadcast_tensors(state, 0, self.process_group)
-        if self._precision is not None and self._precision.buffer_dtype is not None:
-            cast_buffers(self._named_buffers(), self._precision.buffer_dtype)
+        cast_buffers(self._named_buffers(), self._precision.buffer_dtype)
         self.reducer = self._make_reducer()
         self._take_over_optimizers()
 
@@ -213,7 +211,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             synchronise_by_default,
         )
         reducer.install_hooks()
-        if self._precision is not None and self._precision.param_dtype is not None:
+        if self._precision.param_dtype is not None:
             ignored = frozenset(self.parameters_to_ignore)
             reducer.casts = ParameterCasts(self.module, self._precision.param_dtype, ignored)
         return reducer

@@ -24,7 +24,7 @@ _FIRST = (1 << 64) - 2
 
 @dataclass(frozen=True)
 class Precision:
-    """What torch's ``_MixedPrecision`` says. None: nothing is cast.
+    """What torch's ``_MixedPrecision`` says; nothing, of None. None: nothing is cast.
 
     Attributes:
         param_dtype: of floating-point parameters and inputs in the forward and backward pass.
@@ -43,6 +43,8 @@ class Precision:
             TypeError: `config` has not the attributes of ``torch.nn.parallel.distributed._MixedPrecision``.
             ValueError: one of them is not a floating-point dtype of at least 16 bits.
         """
+        if config is None:
+            return cls(None, None, None)
         values = []
         for name in ("param_dtype", "reduce_dtype", "buffer_dtype"):
             if not hasattr(config, name):
@@ -140,8 +142,10 @@ class ParameterCasts:
         return value
 
 
-def cast_buffers(named: Sequence[tuple[str, Tensor]], dtype: torch.dtype) -> None:
-    """Casts floating-point buffers where they are."""
+def cast_buffers(named: Sequence[tuple[str, Tensor]], dtype: torch.dtype | None) -> None:
+    """Casts floating-point buffers where they are; None: leaves them."""
+    if dtype is None:
+        return
     for _, buffer in named:
         if buffer.is_floating_point():
             buffer.data = buffer.data.to(dtype)

@@ -177,6 +177,31 @@ def fully_shard(
             dims, or is on another device; or `mesh` or `reshard_after_forward` does not fit.
         TypeError: an argument is of a wrong type.
     """
+    _check_arguments(module, reshard_after_forward, mp_policy, offload_policy, wire_policy)
+    sharding = Sharding.of(mesh)
+    kept_by = None
+    if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
+        kept_by = _keepers(sharding, reshard_after_forward)
+        # A group of all ranks keeps what is kept anyway; one of one rank keeps everything.
+        reshard_after_forward = reshard_after_forward > 1
+    ignored = {id(p) for p in ignored_params}
+    owned = _owned(module, ignored)
+    _check(owned)
+    if sync_module_states:
+        _synchronise(module, [p for p, _ in owned], sharding)
+        owned = _owned(module, ignored)
+    parameters = [_shard(places, p, sharding) for p, places in owned]
+    precision, wire = mp_policy or MixedPrecisionPolicy(), wire_policy or WirePolicy()
+    name = f"{type(module).__name__}#{sharding.next_number()}"
+    unit = Unit(name, parameters, sharding, precision, wire, kept_by)
+    attach(module, UnitState(module, unit, reshard_after_forward))
+    _change_class(module)
+    return module
+
+
+def _check_arguments(
+    module: Any, reshard_after_forward: Any, mp_policy: Any, offload_policy: Any, wire_policy: Any
+) -> None:
     if not isinstance(module, nn.Module):
         raise TypeError(f"module is a {type(module).__name__}; pass a torch.nn.Module")
     name = type(module).__name__
@@ -198,34 +223,13 @@ def fully_shard(
             raise TypeError(
                 f"{argument} is a {type(value).__name__}; pass a pycoll.{kind.__name__}"
             )
-    sharding = Sharding.of(mesh)
-    kept_by = None
-    if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
-        if 1 < reshard_after_forward < sharding.size:
-            kept_by = smaller_group(sharding, reshard_after_forward)
-        elif reshard_after_forward not in (1, sharding.size):
-            smaller_group(sharding, reshard_after_forward)  # raises
-        # A group of all ranks keeps what is kept anyway; one of one rank keeps everything.
-        reshard_after_forward = reshard_after_forward > 1
-    owned = _owned(module, {id(p) for p in ignored_params})
-    _check(owned)
-    if sync_module_states:
-        _synchronise(module, [p for p, _ in owned], sharding)
-        owned = _owned(module, {id(p) for p in ignored_params})
-    parameters = [_shard(places, p, sharding) for p, places in owned]
-    wire = wire_policy or WirePolicy()
-    unit = Unit(
-        f"{name}#{sharding.next_number()}",
-        parameters,
-        sharding,
-        mp_policy or MixedPrecisionPolicy(),
-        wire,
-        kept_by,
-    )
-    state = UnitState(module, unit, reshard_after_forward)
-    attach(module, state)
-    _change_class(module)
-    return module
+
+
+def _keepers(sharding: Sharding, count: int) -> Any:
+    """The group whose ranks keep a part of whole parameters after forward; None if there is nothing to divide."""
+    if count in (1, sharding.size):
+        return None
+    return smaller_group(sharding, count)
 
 
 Places = list[tuple[nn.Module, str, str]]  # module, name there, full name
