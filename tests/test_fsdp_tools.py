@@ -429,3 +429,86 @@ def wrong_fronts() -> None:
 
 def test_wrong_arguments_of_the_front(pool: Pools) -> None:
     pool(1).run(wrong_fronts)
+
+
+# --- ways to run a model ---------------------------------------------------------------------------
+
+
+class Result:
+    """What pytree does not know."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+class Odd(nn.Module):
+    """Changes its input in place, and returns an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+
+    def forward(self, *, x: Tensor, extra: dict[str, Tensor]) -> Result:
+        x.mul_(1.5)
+        return Result(torch.tanh(self.layer(x + extra["shift"])) * self.scale)
+
+
+class OddNetwork(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.odd, self.last = nn.Linear(WIDTH, WIDTH), Odd(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = self.odd(x=x + 0, extra={"shift": x}).x + x
+        return self.last(x)
+
+
+def odd_ways() -> None:
+    rank = dist.get_rank()
+    model: Any = OddNetwork()
+    replicated = pycoll.DistributedDataParallel(OddNetwork())
+    for layer in (model.odd, model.first, model.last):
+        pycoll.fully_shard(layer)
+    pycoll.fully_shard(model)
+
+    def compare() -> None:
+        for (name, p), q in zip(model.named_parameters(), replicated.parameters(), strict=True):
+            torch.testing.assert_close(p.grad.full_tensor(), q.grad, rtol=1e-4, atol=1e-6, msg=name)
+        model.zero_grad()
+        replicated.zero_grad()
+
+    # Twice through one graph.
+    for each in (model, replicated):
+        loss = loss_of(each(rows(0, rank)))
+        loss.backward(retain_graph=True)
+        loss.backward()
+    compare()
+    # Two forwards, then their backwards in either order.
+    for order in ((0, 1), (1, 0)):
+        for each in (model, replicated):
+            losses = [loss_of(each(rows(number, rank))) for number in (1, 2)]
+            for index in order:
+                losses[index].backward()
+        compare()
+    # A penalty on the gradient with respect to the input.
+    for each in (model, replicated):
+        x = rows(3, rank).requires_grad_()
+        loss = loss_of(each(x))
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        (loss + slope.square().sum()).backward()
+    compare()
+    # Forwards that no backward follows, with and without grad.
+    for each in (model, replicated):
+        with torch.no_grad():
+            each(rows(4, rank))
+        each(rows(5, rank))
+        loss_of(each(rows(6, rank))).backward()
+    compare()
+
+
+def test_odd_ways_to_run_a_model(pool: Pools) -> None:
+    for world_size in (2, 3):
+        pool(world_size).run(odd_ways)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Tensors in nested sequences, mappings and dataclasses."""
+    """Tensors in nested sequences, mappings and dataclasses, and in attributes of other objects."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -22,6 +22,14 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for one in dataclasses.fields(value):
             yield from tensors_in(getattr(value, one.name))
+    elif (
+        hasattr(value, "__dict__")
+        and not isinstance(value, (nn.Module, type))
+        and not callable(value)
+    ):
+        for each in vars(value).values():
+            if isinstance(each, (Tensor, list, tuple, Mapping)):
+                yield from tensors_in(each)
 
 
 def step_in_backward(bucket: Any) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
+from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from pycoll import collectives
 from pycoll.parallel.fsdp.sharding import Sharding
 from pycoll.parallel.fsdp.unit import Unit
+from pycoll.parallel.model import tensors_in
 from pycoll.parallel.passes import Token
 from pycoll.tags import tag
 
@@ -50,6 +52,8 @@ class Iteration:
         self.forward = RootForward()
         self._token: weakref.ref[Token] | None = None
         self._reducing: UnitState | None = None
+        # The backward pass makes a graph of its own, which needs whole parameters later.
+        self.keeps_whole = False
 
     def begin_forward(self) -> None:
         """The root's forward begins."""
@@ -73,6 +77,7 @@ class Iteration:
         if self.in_backward:
             return
         self._clean_up()
+        self.keeps_whole = False
         token = Token(lambda: None)
         self._token = weakref.ref(token)
         torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, token))
@@ -110,8 +115,7 @@ class Iteration:
         if reduced:
             self._settle()
         for state in self.states:
-            if state.reshards_after_backward:
-                state.unit.reshard()
+            state.release()
         self._token = None
 
     def _settle(self) -> None:
@@ -171,6 +175,12 @@ class UnitState:
         self.gathered_by_hook = True
         self.unit.unshard()
 
+    def release(self) -> None:
+        """After backward."""
+        assert self.iteration is not None
+        if self.reshards_after_backward and not self.iteration.keeps_whole:
+            self.unit.reshard()
+
     # --- forward -----------------------------------------------------------------------------------
 
     def find_iteration(self) -> Iteration:
@@ -216,12 +226,13 @@ class UnitState:
     def _watch_inputs(self, args: Any, kwargs: Any, record: RootForward) -> tuple[Any, Any]:
         leaves, spec = tree_flatten((args, kwargs))
         chosen = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and t.requires_grad]
+        for i in chosen:
+            if leaves[i].layout == torch.strided:
+                # An alias: its gradient is what comes from this module alone.
+                leaves[i] = leaves[i].view_as(leaves[i])
         if chosen:
-            watched = _AfterBackward.apply(
-                partial(self._after_backward, record), *(leaves[i] for i in chosen)
-            )
-            for i, tensor in zip(chosen, watched, strict=True):
-                leaves[i] = tensor
+            watched = [leaves[i] for i in chosen]
+            register_multi_grad_hook(watched, lambda _: self._after_backward(record))
         result: tuple[Any, Any] = tree_unflatten(leaves, spec)
         return result
 
@@ -232,8 +243,7 @@ class UnitState:
             output = _cast(output, policy.output_dtype)
         iteration, outputs = self.find_iteration(), []
         if torch.is_grad_enabled():
-            leaves = tree_flatten(output)[0]
-            outputs = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
+            outputs = [t for t in tensors_in(output) if t.requires_grad]
         if outputs:
             record, position = iteration.forward, -1
             if not iteration.in_backward:  # else a checkpoint runs it again
@@ -254,6 +264,7 @@ class UnitState:
         iteration = self.iteration
         assert iteration is not None
         iteration.begin_backward()
+        iteration.keeps_whole |= torch.is_grad_enabled()
         if self.in_backward:
             return
         self.in_backward = True
@@ -278,8 +289,7 @@ class UnitState:
             self.in_backward = False
             self.postponed = True
             self.unit.accumulate()
-            if self.reshards_after_backward:
-                self.unit.reshard()
+            self.release()
         else:
             self.finish_backward()
 
@@ -293,26 +303,11 @@ class UnitState:
             self.reduced = True
         else:
             self.unit.accumulate()
-        if self.reshards_after_backward:
-            self.unit.reshard()
+        self.release()
 
     def needs_reduction(self) -> bool:
         """Equal on all ranks."""
         return any(p.sharded.requires_grad for p in self.unit.parameters)
-
-
-class _AfterBackward(torch.autograd.Function):
-    """Passes tensors on; calls back when all of them have their gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, callback: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.callback = callback
-        return tensors
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.callback()
-        return (None, *gradients)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
