@@ -58,8 +58,8 @@ const std::byte* load(const Plan& plan, const Operand& operand, size_t begin, si
 void reduce_tile(const Plan& plan, const ReduceArgs& args, size_t begin, size_t numel,
                  std::byte* sum, std::byte* next) {
   const bool narrow = !args.dst_accumulated && plan.narrow != nullptr;
-  auto* dst = static_cast<std::byte*>(args.dst) +
-              begin * (args.dst_accumulated ? plan.accumulate_size : plan.storage_size);
+  const size_t result_size = args.dst_accumulated ? plan.accumulate_size : plan.storage_size;
+  auto* dst = static_cast<std::byte*>(args.dst) + begin * result_size;
   const std::byte* result = load(plan, args.operands[0], begin, numel, sum);
   for (int i = 1; i < args.num_operands; ++i) {
     const std::byte* operand = load(plan, args.operands[i], begin, numel, next);
@@ -78,6 +78,11 @@ void reduce_tile(const Plan& plan, const ReduceArgs& args, size_t begin, size_t 
     plan.narrow(dst, result, numel);
   } else if (result != dst) {
     std::memmove(dst, result, numel * plan.accumulate_size);
+  }
+  // All operands of this tile have been read.
+  for (int i = 0; i < args.num_copies; ++i) {
+    std::memcpy(static_cast<std::byte*>(args.copies[i]) + begin * result_size, dst,
+                numel * result_size);
   }
 }
 
