@@ -66,7 +66,8 @@ void Announcement::write(std::byte* area) const {
 
 void PeerTensors::read_announcement(const std::byte* area) {
   std::vector<uint64_t> words(1 + num_places_);
-  std::memcpy(words.data(), area, Announcement::nbytes(num_places_));
+  words[0] = static_cast<uint64_t>(MemoryPath::kMapped);
+  if (area != nullptr) std::memcpy(words.data(), area, Announcement::nbytes(num_places_));
   // What a peer wrote is not believed.
   const bool is_direct = words[0] == static_cast<uint64_t>(MemoryPath::kMapped) ||
                          words[0] == static_cast<uint64_t>(MemoryPath::kReadv);

@@ -45,7 +45,8 @@ class Announcement {
 // The tensors of all ranks, as they have announced them; after the handshake.
 class PeerTensors {
  public:
-  // Notes in the event how the tensors are reached. `area_of(rank)` is where that rank's announcement lies.
+  // Notes in the event how the tensors are reached. `area_of(rank)` is where that rank's announcement lies; null: it has made none,
+  // since nothing of it is to be reached.
   template <class AreaOf>
   PeerTensors(const Context& context, size_t num_places, const AreaOf& area_of)
       : context_(context), num_places_(num_places) {

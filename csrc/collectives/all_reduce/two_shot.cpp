@@ -6,8 +6,9 @@
 //
 // Where peers reach the tensors themselves, no block is shown: rank r reads part r of all inputs and writes it to all outputs.
 // Reads and writes S a rank, in one step.
-#include "collectives/direct_reduction.h"
 #include "collectives/two_shot.h"
+
+#include "collectives/direct_reduction.h"
 
 namespace pycoll {
 namespace {

@@ -1,7 +1,8 @@
 // reduce, two shots: as all_reduce, but only the root takes the results. Every rank reduces 1 / n of the tensor, so the root is no
 // bottleneck. Rank order, hence the bits of all_reduce.
-#include "collectives/direct_reduction.h"
 #include "collectives/two_shot.h"
+
+#include "collectives/direct_reduction.h"
 
 namespace pycoll {
 namespace {
