@@ -6,8 +6,8 @@ Three doors to the same memory (docs/memory_model.md, "Tensors that peers reach 
 - :func:`shared_allocator` makes ordinary ``torch.empty(...)``, and all that computes new tensors, use it within a
   ``with`` block; :func:`use_shared_allocator`, or ``PYCOLL_SHARED_ALLOC=1`` in the environment, for the whole process.
 
-No group has to exist yet, and all groups of the process, made before or after, can use the memory. Nothing is collective:
-if the tensor of one rank lies elsewhere, an operation is slower, and its result the same.
+No group has to exist yet, and all groups of the process, made before or after, can use the memory. Nothing
+is collective: if the tensor of one rank lies elsewhere, an operation is slower, and its result the same.
 """
 
 from __future__ import annotations

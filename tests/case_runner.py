@@ -29,8 +29,8 @@ MAX_STOPS = 3
 NUM_FRAMES = 3
 BATCH_TIMEOUT_S = 240.0
 
-# How the tensors of a case lie in memory, by name: the value of PYCOLL_MEMORY_PATH for its groups, and the ranks (remainders
-# modulo 2) that make them in memory that their peers map.
+# How the tensors of a case lie in memory, by name: the value of PYCOLL_MEMORY_PATH for its groups, and the
+# ranks (remainders modulo 2) that make them in memory that their peers map.
 MEMORY: dict[str, tuple[str, tuple[int, ...]]] = {
     "plain": ("auto", ()),
     "staged": ("staged", ()),

@@ -126,7 +126,9 @@ def mismatch_on_shared() -> tuple[str, bool]:
 def use_in_several_groups() -> None:
     """Made before the group exists; views; a group of some; a group that comes after another has gone."""
     x = filled(NUMEL + 64, shared=True)
-    assert pycoll.is_shared(x) and pycoll.is_shared(x[3:]) and not pycoll.is_shared(torch.ones(3))
+    assert pycoll.is_shared(x)
+    assert pycoll.is_shared(x[3:])
+    assert not pycoll.is_shared(torch.ones(3))
     for _ in range(2):
         group = dist.new_group()
         part = x[17 : 17 + NUMEL]
@@ -135,7 +137,8 @@ def use_in_several_groups() -> None:
         dist.all_reduce(part, group=group)
         assert pycoll.events(group)[-1]["memory_path"] == "mapped"
         assert_same_bits(part, sum_of_all(NUMEL))
-        assert torch.equal(x[:17], edges[0]) and torch.equal(x[17 + NUMEL :], edges[1])
+        assert torch.equal(x[:17], edges[0])
+        assert torch.equal(x[17 + NUMEL :], edges[1])
         dist.destroy_process_group(group)
 
 
