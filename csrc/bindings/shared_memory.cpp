@@ -1,20 +1,15 @@
 #include "torch/shared_memory.h"
 
-#include <ATen/EmptyTensor.h>
-#include <ATen/core/Tensor.h>
+#include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "torch/symmetric_memory.h"
 
 namespace pycoll::bindings {
 namespace {
 
 namespace py = pybind11;
 using namespace torch_adapter;
-
-at::Tensor shared_empty(const std::vector<int64_t>& size, at::ScalarType dtype) {
-  return at::Tensor(at::detail::empty_generic(
-      size, heap_allocator(), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype, std::nullopt));
-}
 
 bool is_shared_tensor(const at::Tensor& tensor) {
   return tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.has_storage() &&
@@ -24,8 +19,13 @@ bool is_shared_tensor(const at::Tensor& tensor) {
 }  // namespace
 
 void bind_shared_memory(py::module_& module) {
-  module.def("shared_empty", &shared_empty, py::arg("size"), py::arg("dtype"),
-             py::call_guard<py::gil_scoped_release>());
+  register_symmetric_memory();
+  module.def(
+      "shared_empty",
+      [](const std::vector<int64_t>& size, at::ScalarType dtype) {
+        return shared_empty(size, dtype);
+      },
+      py::arg("size"), py::arg("dtype"), py::call_guard<py::gil_scoped_release>());
   module.def("is_shared_tensor", &is_shared_tensor, py::arg("tensor"));
   module.def("install_shared_allocator", &install_shared_allocator);
   module.def("set_shared_for_process", &set_shared_for_process, py::arg("on"));

@@ -34,7 +34,7 @@ Task run_collective(Context context, CollectiveOperation* operation) {
   const uint64_t rounds = group.rounds_posted();
   co_await operation->algorithm->run(context);
   Event& event = context.event;
-  if (event.memory_path[0] == '\0' && event.nbytes > 0) {
+  if (event.memory_path[0] == '\0' && context.request.collective != Collective::kBarrier) {
     event.memory_path = group.rounds_posted() == rounds ? "payload" : "staged";
   }
   if (context.request.after) context.request.after();

@@ -2,6 +2,7 @@
 
 #include <atomic>
 
+#include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
 
 #include "base/log.h"
@@ -95,10 +96,11 @@ class SwitchingAllocator final : public c10::Allocator {
 
 }  // namespace
 
-// Never destroyed: storages may outlive other statics.
-c10::Allocator* heap_allocator() {
-  static auto* const instance = new HeapAllocator();
-  return instance;
+at::Tensor shared_empty(at::IntArrayRef size, at::ScalarType dtype) {
+  // Never destroyed: storages may outlive other statics.
+  static auto* const allocator = new HeapAllocator();
+  const c10::DispatchKeySet keys(c10::DispatchKey::CPU);
+  return at::Tensor(at::detail::empty_generic(size, allocator, keys, dtype, std::nullopt));
 }
 
 void install_shared_allocator() {

@@ -1,7 +1,7 @@
 // torch's storages in the shared heap of this process. docs/memory_model.md, "Tensors that peers reach directly".
 #pragma once
 
-#include <c10/core/Allocator.h>
+#include <ATen/core/Tensor.h>
 
 #include "memory/shared_heap.h"
 
@@ -10,8 +10,8 @@ namespace pycoll::torch_adapter {
 // Storages up to this size are left to torch: such tensors travel beside the signal.
 inline constexpr size_t kLeastSharedBytes = size_t{16} << 10;
 
-// Every storage lies in the heap; raises kSystem where it has no room.
-c10::Allocator* heap_allocator();
+// An uninitialised, contiguous tensor whose storage lies in the heap; raises kSystem where it has no room.
+at::Tensor shared_empty(at::IntArrayRef size, at::ScalarType dtype);
 
 // From now on torch's CPU allocator asks, for each storage of more than kLeastSharedBytes, whether it is to lie in the heap. It is
 // where the process or the calling thread says so, the process is no forked child, and the heap has room. Raises kInvalidArgument where
