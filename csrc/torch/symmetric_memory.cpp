@@ -174,7 +174,8 @@ class CpuSymmetricMemoryAllocator final : public symm::SymmetricMemoryAllocator 
     return allocation->nbytes;
   }
 
-  bool has_allocation(void* data) override {
+  // Not asked by torch before 2.12.
+  virtual bool has_allocation(void* data) {
     std::lock_guard<std::mutex> lock(mutex_);
     return find(data) != nullptr;
   }

@@ -2,6 +2,7 @@
 #include <atomic>
 
 #include "collectives/group.h"
+#include "engine/signal_pads.h"
 #include "ranks.h"
 
 using namespace pycoll;
@@ -119,6 +120,32 @@ TEST(who_stops_in_the_middle_is_named) {
     gave_up = true;
   });
   use_memory_path("staged");
+}
+
+// A word is taken once, whatever a waiter looks at; what was written before a signal is seen after it.
+TEST(signals_order_plain_memory) {
+  std::vector<uint32_t> words[3];
+  std::vector<void*> pads;
+  for (auto& pad : words) {
+    pad.assign(2 * 3, 0);
+    pads.push_back(pad.data());
+  }
+  int values[3] = {};
+  run_runtimes(3, [&](Rank& rank) {
+    const std::shared_ptr<Communicator> comm = rank.make_group();
+    const SignalPads signals(comm, pads, words[0].size() * sizeof(uint32_t));
+    const int me = rank.rank(), after = (me + 1) % 3, before = (me + 2) % 3;
+    for (int turn = 0; turn < 500; ++turn) {
+      values[after] = turn * 10 + me;
+      signals.put(after, 1, kTimeout);
+      signals.wait(before, 1, kTimeout);
+      CHECK(values[me] == turn * 10 + before);
+      signals.barrier(0, kTimeout);
+    }
+    comm->close(std::chrono::milliseconds(1000));
+  });
+  for (const auto& pad : words)
+    CHECK(std::all_of(pad.begin(), pad.end(), [](uint32_t word) { return word == 0; }));
 }
 
 int main(int argc, char** argv) { return run_tests(argc, argv); }
