@@ -47,6 +47,14 @@ if TYPE_CHECKING:
     from pycoll.parallel.fsdp.state import full_state_dict, load_full_state_dict
     from pycoll.parallel.sync_batch_norm import SyncBatchNorm
     from pycoll.parallel.zero import ZeroRedundancyOptimizer
+    from pycoll.symmetric import (
+        is_shared,
+        release_cached_shared_memory,
+        shared_allocator,
+        shared_memory_stats,
+        symmetric_empty,
+        use_shared_allocator,
+    )
     from pycoll.tags import tag
 
 __all__ = [
@@ -79,6 +87,7 @@ __all__ = [
     "full_state_dict",
     "fully_shard",
     "gather",
+    "is_shared",
     "load_full_state_dict",
     "memory_report",
     "monitored_barrier",
@@ -86,9 +95,14 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
+    "release_cached_shared_memory",
     "scatter",
+    "shared_allocator",
+    "shared_memory_stats",
     "shrink",
+    "symmetric_empty",
     "tag",
+    "use_shared_allocator",
 ]
 
 # Where names come from; all that is not listed is in pycoll.collectives.
@@ -115,6 +129,12 @@ _HOME = {
     "tag": "pycoll.tags",
     "dead_ranks": "pycoll.groups",
     "shrink": "pycoll.groups",
+    "is_shared": "pycoll.symmetric",
+    "release_cached_shared_memory": "pycoll.symmetric",
+    "shared_allocator": "pycoll.symmetric",
+    "shared_memory_stats": "pycoll.symmetric",
+    "symmetric_empty": "pycoll.symmetric",
+    "use_shared_allocator": "pycoll.symmetric",
 }
 _LAZY = frozenset(__all__) - {"Options", "__version__"}
 

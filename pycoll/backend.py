@@ -2,12 +2,14 @@
 
 ``import torch`` calls :func:`register` through the ``torch.backends`` entry point. It must stay cheap
 and must never raise: an exception there would break ``import torch`` for everybody. So it only leaves
-a creator behind; the compiled part is loaded when the first group is made.
+a creator behind; the compiled part is loaded when the first group is made (or at once, where
+``PYCOLL_SHARED_ALLOC=1`` asks for its allocator).
 """
 
 from __future__ import annotations
 
 import atexit
+import os
 from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
@@ -33,12 +35,23 @@ def register() -> None:
 
         if dist.is_available() and not hasattr(dist.Backend, NAME.upper()):
             dist.Backend.register_backend(NAME, _create, extended_api=True, devices=DEVICES)
+        if _wants_shared_allocator():
+            core = extension()
+            core.install_shared_allocator()
+            core.set_shared_for_process(True)
     except Exception as error:
         import warnings
 
         warnings.warn(
             f"pycoll could not be registered with torch.distributed: {error}", stacklevel=2
         )
+
+
+def _wants_shared_allocator() -> bool:
+    text = os.environ.get("PYCOLL_SHARED_ALLOC", "")
+    if text not in ("", "0", "1"):
+        raise ValueError(f"PYCOLL_SHARED_ALLOC is {text!r}; set 1, or 0, or unset it")
+    return text == "1"
 
 
 def extension() -> ModuleType:
@@ -110,10 +123,11 @@ def backend_of(group: dist.ProcessGroup | None = None, device: torch.device | st
 def events(group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
     """The last 1024 operations of this rank in a group, oldest first.
 
-    Each is a dict: sequence, operation, algorithm, dtype, wire_dtype (how elements travelled), itemsize, op, peer
-    (root, source or destination, else -1), nbytes of the user's data, bytes_written to and bytes_read from
-    memory shared with peers, timeout_ms, queued_ns, started_ns, ended_ns (of ``time.monotonic_ns()``; 0: not
-    yet), failed. Operations that have not ended come last.
+    Each is a dict: sequence, operation, algorithm, memory_path (how peers reached the tensors: payload, staged,
+    mapped or readv), dtype, wire_dtype (how elements travelled), itemsize, op, peer (root, source or
+    destination, else -1), nbytes of the user's data, bytes_written for and bytes_read from peers,
+    timeout_ms, queued_ns, started_ns, ended_ns (of ``time.monotonic_ns()``; 0: not yet), failed.
+    Operations that have not ended come last.
     """
     return cast("list[dict[str, Any]]", backend_of(group).events())
 

@@ -29,6 +29,16 @@ MAX_STOPS = 3
 NUM_FRAMES = 3
 BATCH_TIMEOUT_S = 240.0
 
+# How the tensors of a case lie in memory, by name: the value of PYCOLL_MEMORY_PATH for its groups, and the
+# ranks (remainders modulo 2) that make them in memory that their peers map.
+MEMORY: dict[str, tuple[str, tuple[int, ...]]] = {
+    "plain": ("auto", ()),
+    "staged": ("staged", ()),
+    "shared": ("auto", (0, 1)),
+    "half shared": ("auto", (1,)),
+    "half shared, half staged": ("mapped", (1,)),
+}
+
 
 def reduce_op(op: str, factor: float | None = None) -> Any:
     """torch's object for one of `reference.OPS`; of "none", the default.
@@ -40,8 +50,10 @@ def reduce_op(op: str, factor: float | None = None) -> Any:
     return getattr(dist.ReduceOp, "SUM" if op == "none" else op.upper())
 
 
-def failures_of(pool: RankPool, cases: Sequence[Case]) -> dict[str, str]:
+def failures_of(pool: RankPool, cases: Sequence[Case], memory: str = "plain") -> dict[str, str]:
     """Run all cases, in as few calls as possible; the id of each that failed, with what was said.
+
+    memory: one of MEMORY.
 
     A rank that dies or hangs costs its case; the cases before and after it run again on new ranks.
     """
@@ -54,7 +66,7 @@ def failures_of(pool: RankPool, cases: Sequence[Case]) -> dict[str, str]:
             failures.update((case.id, "not run: ranks died or hung too often") for case in batch)
             continue
         try:
-            reports = pool.run(run_cases, batch, timeout=BATCH_TIMEOUT_S)
+            reports = pool.run(run_cases, batch, memory, timeout=BATCH_TIMEOUT_S)
         except RankError as error:
             num_stops += 1
             text = str(error)
@@ -72,13 +84,13 @@ def failures_of(pool: RankPool, cases: Sequence[Case]) -> dict[str, str]:
     return failures
 
 
-def run_cases(cases: Sequence[Case]) -> dict[str, str]:
+def run_cases(cases: Sequence[Case], memory: str = "plain") -> dict[str, str]:
     """On a rank: the id of every case that failed here, with the reason."""
     failed = {}
     for case in cases:
         report_progress(case.id)
         try:
-            run_case(case)
+            run_case(case, memory)
         except AssertionError as error:
             failed[case.id] = str(error)
         except Exception as error:
@@ -90,13 +102,13 @@ def run_cases(cases: Sequence[Case]) -> dict[str, str]:
     return failed
 
 
-def run_case(case: Case) -> None:
+def run_case(case: Case, memory: str = "plain") -> None:
     """On a rank: all roots of a rooted collective; several operations at once if waits are reversed.
 
     Everything is launched and waited for before anything is verified: a rank whose result is wrong
     stays in step with the others.
     """
-    group = _group_of(case)
+    group = _group_of(case, MEMORY[memory][0])
     if dist.get_rank() not in case.members:
         return
     rank = case.members.index(dist.get_rank())
@@ -104,11 +116,12 @@ def run_case(case: Case) -> None:
     salts = range(NUM_IN_FLIGHT) if case.mode == "async_reverse" else (0,)
     # Only pycoll promises the order of additions, and of its algorithms ring does not.
     exact = BACKEND != "pycoll" or case.algorithm == "ring"
-    trials = [
-        build_trial(case, rank, root=root, salt=salt, exact=exact)
-        for root in roots
-        for salt in salts
-    ]
+    with _in_memory(memory, rank):
+        trials = [
+            build_trial(case, rank, root=root, salt=salt, exact=exact)
+            for root in roots
+            for salt in salts
+        ]
     is_async = case.mode != "sync"
     works = [_LAUNCHERS[case.form](trial, group, is_async) for trial in trials]
     for work in reversed(works) if case.mode == "async_reverse" else works:
@@ -120,18 +133,35 @@ def run_case(case: Case) -> None:
 
 # Groups of this rank by members and algorithm. Every rank runs the same cases in the same order, so
 # all of them come to create a group at the same time.
-_groups: dict[tuple[tuple[int, ...], str], Any] = {}
+_groups: dict[tuple[tuple[int, ...], str, str], Any] = {}
 
 
-def _group_of(case: Case) -> Any:
+def _group_of(case: Case, memory_path: str) -> Any:
     """A process group, or None for the default one."""
     whole_world = len(case.members) == case.world_size
-    if whole_world and case.algorithm == "auto":
+    if whole_world and case.algorithm == "auto" and memory_path == "auto":
         return None
-    key = (case.members, case.algorithm)
+    key = (case.members, case.algorithm, memory_path)
     if key not in _groups:
-        _groups[key] = dist.new_group(list(case.members), pg_options=group_options(case.algorithm))
+        os.environ["PYCOLL_MEMORY_PATH"] = memory_path
+        try:
+            options = group_options(case.algorithm)
+            _groups[key] = dist.new_group(list(case.members), pg_options=options)
+        finally:
+            del os.environ["PYCOLL_MEMORY_PATH"]
     return _groups[key]
+
+
+@contextlib.contextmanager
+def _in_memory(memory: str, rank: int) -> Iterator[None]:
+    """Within it, tensors are made where `memory` says for this rank."""
+    if not MEMORY[memory][1]:
+        yield
+        return
+    from pycoll.symmetric import shared_allocator
+
+    with shared_allocator(rank % 2 in MEMORY[memory][1]):
+        yield
 
 
 def group_options(algorithm: str) -> Any:

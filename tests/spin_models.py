@@ -147,10 +147,18 @@ def models_of_the_code(root: Path = ROOT) -> dict[str, Model]:
         "ring_pipeline": {"N": 3, "SLOTS": 3 * lanes},
         "lane": {},
         "messages": {},
+        "touching": {} if _looks_after_it_touches(root) else {"LOOK_FIRST": None},
         "driver": {} if "left_to_waiters" in driver_text else {"FORGOTTEN": None},
     }
     models |= _models_of_the_cuda_kernels(root)
     return {name: Model(name, macros) for name, macros in models.items()}
+
+
+def _looks_after_it_touches(root: Path) -> bool:
+    text = (root / "csrc/collectives/group.cpp").read_text(encoding="utf-8")
+    body = text[text.index("Group::Touching::Touching(") : text.index("Group::Touching::~Touching")]
+    touches = body.index("touching.store(1, std::memory_order_seq_cst)")
+    return touches < body.index("check_all_open()")
 
 
 def _models_of_the_cuda_kernels(root: Path) -> dict[str, Macros]:

@@ -39,6 +39,14 @@ Env Env::read() {
   if (const char* text = std::getenv("PYCOLL_ALGORITHM"); text != nullptr && *text != '\0') {
     env.algorithm = text;
   }
+  if (const char* text = std::getenv("PYCOLL_MEMORY_PATH"); text != nullptr && *text != '\0') {
+    const std::string path = text;
+    PYCOLL_CHECK_ARG(path == "auto" || path == "mapped" || path == "staged",
+                     "PYCOLL_MEMORY_PATH is ", path, ", which is none of auto, mapped, staged");
+    env.direct_access = path == "auto"     ? DirectAccess::kReadv
+                        : path == "mapped" ? DirectAccess::kMapped
+                                           : DirectAccess::kNone;
+  }
   read_integer("PYCOLL_PAYLOAD_BYTES", &env.payload_bytes, 64, 1 << 20);
   read_integer("PYCOLL_STAGING_BYTES", &env.staging_bytes, 4 << 10, 64 << 20);
   read_integer("PYCOLL_EAGER_BYTES", &env.eager_bytes, 64, 1 << 20);

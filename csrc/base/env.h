@@ -25,6 +25,12 @@ inline constexpr EnvVariable kEnvVariables[] = {
     {"PYCOLL_STAGING_BYTES", "262144", true, "bytes of one staging slot, 4 KiB to 64 MiB"},
     {"PYCOLL_EAGER_BYTES", "16384", true,
      "send() returns before its recv() up to this size, 64 to 1 MiB"},
+    {"PYCOLL_MEMORY_PATH", "auto", true,
+     "how peers may reach tensors: staged (never directly), mapped (those in shared memory), auto "
+     "(also others, "
+     "through process_vm_readv, where the kernel allows it)"},
+    {"PYCOLL_SHARED_ALLOC", "0", false,
+     "1: CPU tensors above 16 KiB come from shared memory, as with pycoll.shared_allocator()"},
     {"PYCOLL_SEGMENT_BYTES", "68719476736", false,
      "address space reserved for the shared memory of one process"},
     {"PYCOLL_SPIN_US", "50", false,
@@ -37,8 +43,12 @@ inline constexpr EnvVariable kEnvVariables[] = {
      "a path's beginning: failures and SIGUSR1 write what happened to it + rank"},
 };
 
+// What an operation may do without staging; each value includes those before it.
+enum class DirectAccess : uint8_t { kNone, kMapped, kReadv };
+
 struct Env {
   std::string algorithm = "auto";
+  DirectAccess direct_access = DirectAccess::kReadv;
   size_t payload_bytes = 16 << 10;
   size_t staging_bytes = 256 << 10;
   size_t eager_bytes = 16 << 10;

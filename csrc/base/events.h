@@ -15,12 +15,14 @@ struct Event {
   uint64_t sequence = 0;       // of the group for collectives, of the pair for sends and receives
   const char* operation = "";  // "all_reduce"
   const char* algorithm = "";  // "two_shot"
+  // How peers reached the tensors: "payload" (beside the signal), "staged", "mapped", "readv"; empty: not known yet, or nothing moved.
+  const char* memory_path = "";
   DType dtype = DType::kUInt8;
   DType wire_dtype = DType::kUInt8;  // how elements travelled
   ReduceOp op = ReduceOp::kSum;
   int peer = -1;      // root, source or destination; -1 where there is none
   size_t nbytes = 0;  // of the user's data on this rank
-  // What this rank wrote to shared memory for others, and read there from others.
+  // What this rank wrote for others, to shared memory or their own, and read from others.
   size_t bytes_written = 0;
   size_t bytes_read = 0;
   int64_t timeout_ms = 0;

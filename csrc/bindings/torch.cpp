@@ -123,13 +123,14 @@ c10::intrusive_ptr<c10d::Work> on_wire(ProcessGroupPycoll& self, const std::stri
 py::dict to_dict(const Event& event) {
   return py::dict(
       py::arg("sequence") = event.sequence, py::arg("operation") = event.operation,
-      py::arg("algorithm") = event.algorithm, py::arg("dtype") = name(event.dtype),
-      py::arg("wire_dtype") = name(event.wire_dtype), py::arg("itemsize") = itemsize(event.dtype),
-      py::arg("op") = name(event.op), py::arg("peer") = event.peer,
-      py::arg("nbytes") = event.nbytes, py::arg("bytes_written") = event.bytes_written,
-      py::arg("bytes_read") = event.bytes_read, py::arg("timeout_ms") = event.timeout_ms,
-      py::arg("queued_ns") = event.queued_ns, py::arg("started_ns") = event.started_ns,
-      py::arg("ended_ns") = event.ended_ns, py::arg("failed") = event.failed);
+      py::arg("algorithm") = event.algorithm, py::arg("memory_path") = event.memory_path,
+      py::arg("dtype") = name(event.dtype), py::arg("wire_dtype") = name(event.wire_dtype),
+      py::arg("itemsize") = itemsize(event.dtype), py::arg("op") = name(event.op),
+      py::arg("peer") = event.peer, py::arg("nbytes") = event.nbytes,
+      py::arg("bytes_written") = event.bytes_written, py::arg("bytes_read") = event.bytes_read,
+      py::arg("timeout_ms") = event.timeout_ms, py::arg("queued_ns") = event.queued_ns,
+      py::arg("started_ns") = event.started_ns, py::arg("ended_ns") = event.ended_ns,
+      py::arg("failed") = event.failed);
 }
 
 std::vector<py::dict> events(const ProcessGroupPycoll& backend) {

@@ -1,9 +1,12 @@
 #include "collectives/group.h"
 
 #include <cstring>
+#include <thread>
 
 namespace pycoll {
 namespace {
+
+constexpr std::chrono::microseconds kTouchingSlice{100};
 
 // Whether `member` will never again read what others own in this group.
 bool is_out_of_use(const Member& member, uint64_t nonce) {
@@ -129,6 +132,45 @@ const std::byte* Group::staging(int peer, size_t nbytes) const {
     fail(ErrorKind::kSystem, "the staging of rank ", peer, " lies outside its segment");
   }
   return member.segment->base() + offset;
+}
+
+Group::Touching::Touching(const Group& group) : group_(group) {
+  group_.self().page->touching.store(1, std::memory_order_seq_cst);
+  try {
+    group_.check_all_open();
+  } catch (...) {
+    group_.self().page->touching.store(0, std::memory_order_release);
+    throw;
+  }
+}
+
+Group::Touching::~Touching() { group_.self().page->touching.store(0, std::memory_order_release); }
+
+void Group::check_all_open() const {
+  for (int r = 0; r < world_size(); ++r) {
+    const auto state = member(r).page->state.load(std::memory_order_seq_cst);
+    if (state == static_cast<uint32_t>(GroupState::kOpen)) continue;
+    if (r == rank_) check_usable();
+    check_member(r);
+  }
+}
+
+std::vector<int> Group::await_untouched(Deadline deadline) const {
+  std::vector<int> touching;
+  do {
+    touching.clear();
+    for (int r = 0; r < world_size(); ++r) {
+      const Member& member = this->member(r);
+      if (r != rank_ && member.page->touching.load(std::memory_order_seq_cst) != 0 &&
+          member.page->nonce.load(std::memory_order_acquire) == nonce_ &&
+          (member.peer == nullptr || member.peer->alive())) {
+        touching.push_back(r);
+      }
+    }
+    if (touching.empty()) break;
+    std::this_thread::sleep_for(kTouchingSlice);
+  } while (!deadline.passed());
+  return touching;
 }
 
 SendLane& Group::lane_to(int peer) {

@@ -20,6 +20,7 @@ struct Facts {
   uint64_t compares_call_sites =
       0;  // 1: a call without a tag is tagged with its place in the program
   std::string algorithm = "auto";
+  uint64_t direct_access = 0;  // DirectAccess, that of all members; kReadv only where all can
 };
 
 struct Member {
@@ -78,6 +79,24 @@ class Group {
   // A peer's staging, once one of its rounds of this operation was seen.
   const std::byte* staging(int peer, size_t nbytes) const;
 
+  // ---- direct access to tensors of others. docs/memory_model.md, "Tensors that peers reach directly"
+  // While one lives, this rank accesses tensors of others. Raises unless all members are open.
+  class Touching {
+   public:
+    explicit Touching(const Group& group);
+    ~Touching();
+    Touching(const Touching&) = delete;
+    Touching& operator=(const Touching&) = delete;
+    // Between blocks: raises when a member has given up, which then waits for the end of this access.
+    void check() const { group_.check_all_open(); }
+
+   private:
+    const Group& group_;
+  };
+  // After the group has been poisoned or closed: waits until no living peer accesses tensors of others any more. Ranks that still do
+  // at the deadline.
+  std::vector<int> await_untouched(Deadline deadline) const;
+
   // ---- lanes of collectives
   SendLane& lane_to(int peer);
   Wait lane_offered(int peer) const;
@@ -120,6 +139,7 @@ class Group {
   const Member& self() const { return member(rank_); }
   bool count_arrival(Counter* counter, uint64_t* mine);
   [[noreturn]] void raise_failure_of(int rank) const;
+  void check_all_open() const;
 
   std::shared_ptr<Endpoint> endpoint_;
   const Facts facts_;

@@ -73,6 +73,21 @@ class ChunkView {
     return sum;
   }
 
+  // Whether the pieces of the chunk follow one another without a gap; `*data` is then where they begin (null if it is empty).
+  bool is_contiguous(size_t chunk, size_t itemsize, std::byte** data) const {
+    *data = nullptr;
+    const std::byte* end = nullptr;
+    for (size_t p = first_piece_[chunk]; p < end_piece(chunk); ++p) {
+      if (end == nullptr) {
+        *data = pieces_[p].data;
+      } else if (pieces_[p].data != end) {
+        return false;
+      }
+      end = pieces_[p].data + pieces_[p].numel * itemsize;
+    }
+    return true;
+  }
+
   size_t most_numel() const {
     size_t most = 0;
     for (size_t chunk = 0; chunk < num_chunks(); ++chunk) most = std::max(most, numel(chunk));

@@ -29,6 +29,7 @@ template <class ChunkAt, class ChunkNumel, class Handle>
 Task ring_pipeline(Context context, int num_steps, size_t segment_numel, size_t most_chunk_numel,
                    ChunkAt chunk_at, ChunkNumel chunk_numel, Handle handle) {
   Group& group = context.group;
+  context.event.memory_path = "staged";
   const int next = ring::next(context.rank(), context.world_size());
   const int previous = ring::previous(context.rank(), context.world_size());
   SendLane& out = group.lane_to(next);

@@ -2,10 +2,14 @@
 
 #include <algorithm>
 
+#include "base/log.h"
 #include "engine/fingerprint.h"
 
 namespace pycoll {
 namespace {
+
+// How long a failed operation waits for peers that are at work on this rank's tensors: far longer than they need unless stopped.
+constexpr std::chrono::milliseconds kTouchingPatience{5000};
 
 // Every collective: handshake, comparison, then the algorithm.
 Task run_collective(Context context, CollectiveOperation* operation) {
@@ -27,7 +31,12 @@ Task run_collective(Context context, CollectiveOperation* operation) {
   if (refused) co_return;
   compare_fingerprints(group, context.sequence, &context.request);
   operation->agreed = true;
+  const uint64_t rounds = group.rounds_posted();
   co_await operation->algorithm->run(context);
+  Event& event = context.event;
+  if (event.memory_path[0] == '\0' && context.request.collective != Collective::kBarrier) {
+    event.memory_path = group.rounds_posted() == rounds ? "payload" : "staged";
+  }
   if (context.request.after) context.request.after();
 }
 
@@ -143,7 +152,20 @@ void CollectiveQueue::pending_events(std::vector<Event>* events) const {
   for (const auto& operation : queue_) events->push_back(operation->event);
 }
 
+// Memory of this rank must not be written any more when its user gets it back; to be called after the group was poisoned or closed.
+std::string CollectiveQueue::still_touching() const {
+  const std::vector<int> ranks = group_->await_untouched(Deadline::after(kTouchingPatience));
+  if (ranks.empty()) return "";
+  return concat("; ", list_ranks(ranks), " stopped in the middle of an access to this rank's ",
+                "tensors and may still write to them: do not use them again");
+}
+
 void CollectiveQueue::fail_all(const std::exception_ptr& error) {
+  if (front() == nullptr) return;
+  group_->poison(ErrorKind::kAborted, concat("rank ", group_->rank(),
+                                             " destroyed the group while operations were pending"));
+  const std::string text = still_touching();
+  if (!text.empty()) PYCOLL_LOG(LogLevel::kWarn, "rank ", group_->rank(), text);
   while (front() != nullptr) finish_front(error);
 }
 
@@ -173,6 +195,7 @@ void CollectiveQueue::fail_front(const Error& error) {
                   text.rfind("pycoll: ", 0) == 0 ? text.substr(8) : text);
   }
   group_->poison(error.kind(), text.substr(8));
+  text += still_touching();
   failed.store(true, std::memory_order_release);
   if (operation->agreed) text += "; its output is undefined";
   text += ". The group can no longer be used: destroy it and make a new one";

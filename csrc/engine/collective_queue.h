@@ -42,7 +42,7 @@ class CollectiveQueue final : public Driver {
   void check() override;
   bool watch(std::vector<Wait>* waits) const override;
   void pending_events(std::vector<Event>* events) const override;
-  // Under `mutex`: ends all operations with `error`.
+  // Under `mutex`, after the group was poisoned or is about to be left: ends all operations with `error`.
   void fail_all(const std::exception_ptr& error);
 
  private:
@@ -52,6 +52,7 @@ class CollectiveQueue final : public Driver {
   void fail_front(const Error& error);
   std::shared_ptr<CollectiveOperation> find_late() const;
   std::string awaited(const CollectiveOperation& operation) const;
+  std::string still_touching() const;
   std::string timeout_text(const CollectiveOperation& operation,
                            std::chrono::milliseconds timeout) const;
 

@@ -39,6 +39,7 @@ Facts facts_of(const Env& env, const std::string& algorithm, int world_size) {
       std::max(env.payload_bytes, 2 * sizeof(uint64_t) * static_cast<size_t>(world_size));
   facts.staging_bytes = round_up(env.staging_bytes, 4096);
   facts.eager_bytes = env.eager_bytes;
+  facts.direct_access = static_cast<uint64_t>(env.direct_access);
   facts.compares_call_sites = log_enabled(LogLevel::kDetail) ? 1 : 0;
   facts.algorithm = algorithm.empty() ? env.algorithm : algorithm;
   const std::vector<std::string> names = algorithm_names();

@@ -98,6 +98,11 @@ class Communicator {
   // Tells the peers that this rank ends in good order. Touches shared memory only.
   void leave();
 
+  // For waits of its own (SignalPads): null in a group of one, else what makes a wait end.
+  const std::shared_ptr<Group>& group() const { return group_; }
+  SpinPolicy spin() const { return spin_; }
+  const InterruptCheck& interrupt() const { return interrupt_; }
+
  private:
   Communicator(int rank, int world_size, CommunicatorOptions options);
   void validate(const Request& request) const;

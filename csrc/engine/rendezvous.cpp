@@ -1,20 +1,24 @@
 #include "engine/rendezvous.h"
 
+#include <algorithm>
 #include <cstring>
 
+#include "base/env.h"
 #include "base/log.h"
+#include "memory/process_memory.h"
 
 namespace pycoll {
 namespace {
 
 // Changes whenever the meaning of shared memory or of these blobs does.
-constexpr uint32_t kProtocol = 3;
+constexpr uint32_t kProtocol = 4;
 
 struct Introduction {
   uint32_t protocol;
   std::string problem;  // not empty: the rank cannot take part, and gives nothing else
   Token secret;         // rank 0's counts
   Facts facts;
+  ProbeTarget probe_target;
 };
 
 void write_facts(BlobWriter* blob, const Facts& facts) {
@@ -22,6 +26,7 @@ void write_facts(BlobWriter* blob, const Facts& facts) {
       .put(facts.staging_bytes)
       .put(facts.eager_bytes)
       .put(facts.compares_call_sites)
+      .put(facts.direct_access)
       .put_text(facts.algorithm);
 }
 
@@ -36,7 +41,10 @@ Introduction read_introduction(BlobReader* blob) {
   introduction.facts.staging_bytes = blob->get<uint64_t>();
   introduction.facts.eager_bytes = blob->get<uint64_t>();
   introduction.facts.compares_call_sites = blob->get<uint64_t>();
+  introduction.facts.direct_access = blob->get<uint64_t>();
   introduction.facts.algorithm = blob->get_text();
+  introduction.probe_target.address = blob->get<uint64_t>();
+  introduction.probe_target.token = blob->get<Token>();
   return introduction;
 }
 
@@ -81,6 +89,8 @@ void compare_introductions(const std::vector<Introduction>& all) {
     compare("PYCOLL_PAYLOAD_BYTES", a.payload_bytes, b.payload_bytes, rank, kSetSame);
     compare("PYCOLL_STAGING_BYTES", a.staging_bytes, b.staging_bytes, rank, kSetSame);
     compare("PYCOLL_EAGER_BYTES", a.eager_bytes, b.eager_bytes, rank, kSetSame);
+    compare("PYCOLL_MEMORY_PATH (0 staged, 1 mapped, 2 auto)", a.direct_access, b.direct_access,
+            rank, kSetSame);
     compare("whether PYCOLL_DEBUG is DETAIL", a.compares_call_sites, b.compares_call_sites, rank,
             kSetSame);
   }
@@ -95,6 +105,7 @@ uint64_t nonce_of(const Token& secret) {
 // How the preparation of a rank went.
 struct Status {
   uint64_t page_offset;
+  uint64_t direct_access;
   std::string problem;
 };
 
@@ -102,6 +113,7 @@ Status read_status(const Blob& blob, int rank) {
   BlobReader reader(blob, rank);
   Status status;
   status.page_offset = reader.get<uint64_t>();
+  status.direct_access = reader.get<uint64_t>();
   status.problem = reader.get_text();
   return status;
 }
@@ -113,6 +125,7 @@ struct PeerGaveUp {};
 struct Preparation {
   Region page;
   std::vector<std::shared_ptr<Peer>> peers;
+  uint64_t direct_access = 0;  // what this rank can do with the memory of all others
   std::string problem;
   ErrorKind problem_kind =
       ErrorKind::kPeerFailed;  // without one of its own, a peer's is what is raised
@@ -142,6 +155,18 @@ Preparation prepare(Exchange* exchange, Endpoint* endpoint, const Facts& facts, 
     result.problem_kind = error.kind();
   }
   return result;
+}
+
+// Without process_vm_readv if one of the peers cannot be reached by it.
+uint64_t possible_access(const Facts& facts, const std::vector<Introduction>& introductions,
+                         const std::vector<std::shared_ptr<Peer>>& peers) {
+  constexpr uint64_t kMapped = static_cast<uint64_t>(DirectAccess::kMapped);
+  if (facts.direct_access <= kMapped) return facts.direct_access;
+  for (size_t r = 0; r < peers.size(); ++r) {
+    if (peers[r] == nullptr || peers[r]->liveness == nullptr) continue;  // of this process
+    if (!probe(peers[r]->liveness->pid(), introductions[r].probe_target)) return kMapped;
+  }
+  return facts.direct_access;
 }
 
 std::vector<Member> make_members(const Preparation& mine, Endpoint* endpoint, int rank,
@@ -177,6 +202,9 @@ std::shared_ptr<Group> form_group(Exchange* exchange, const std::shared_ptr<Endp
   BlobWriter introduction;
   introduction.put(kProtocol).put_text("").put(random_token());
   write_facts(&introduction, facts);
+  const bool wants_readv = facts.direct_access >= static_cast<uint64_t>(DirectAccess::kReadv);
+  const ProbeTarget target = wants_readv ? offer_probe() : ProbeTarget{};
+  introduction.put(target.address).put(target.token);
   endpoint->write_greeting(&introduction);
   const std::vector<Blob> blobs = exchange->all_gather(introduction.take(), deadline, interrupt);
   std::vector<BlobReader> readers;
@@ -190,22 +218,29 @@ std::shared_ptr<Group> form_group(Exchange* exchange, const std::shared_ptr<Endp
   const Token secret = introductions[0].secret;
   Preparation mine =
       prepare(exchange, endpoint.get(), facts, secret, &readers, deadline, interrupt);
+  if (mine.problem.empty() && !mine.peers.empty()) {
+    mine.direct_access = possible_access(facts, introductions, mine.peers);
+  }
   BlobWriter status;
-  status.put(static_cast<uint64_t>(mine.page.offset)).put_text(mine.problem);
+  status.put(static_cast<uint64_t>(mine.page.offset))
+      .put(mine.direct_access)
+      .put_text(mine.problem);
   try {
     std::vector<uint64_t> page_offsets;
     std::vector<std::string> problems;
+    Facts agreed = facts;
     const std::vector<Blob> statuses = exchange->all_gather(status.take(), deadline, interrupt);
     for (size_t r = 0; r < statuses.size(); ++r) {
       const Status of_rank = read_status(statuses[r], static_cast<int>(r));
       page_offsets.push_back(of_rank.page_offset);
+      agreed.direct_access = std::min(agreed.direct_access, of_rank.direct_access);
       problems.push_back(of_rank.problem);
     }
     raise_problems(problems, mine.problem_kind);
     const size_t page_bytes = GroupPage::page_bytes(facts.payload_bytes, exchange->world_size());
     std::vector<Member> members =
         make_members(mine, endpoint.get(), rank, page_offsets, page_bytes);
-    return std::make_shared<Group>(endpoint, facts, rank, std::move(members), mine.page,
+    return std::make_shared<Group>(endpoint, agreed, rank, std::move(members), mine.page,
                                    nonce_of(secret));
   } catch (...) {
     endpoint->retire_page(mine.page, [] { return true; });

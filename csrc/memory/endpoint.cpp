@@ -68,7 +68,8 @@ Endpoint::Endpoint(std::shared_ptr<Segment> segment)
     : id_(random_token()),
       fork_epoch_(fork_epoch()),
       segment_(std::move(segment)),
-      arena_(segment_) {
+      arena_(segment_),
+      heap_(segment_) {
   const Region header = arena_.allocate(sizeof(Bell));
   PYCOLL_CHECK(header.offset == 0);
   listener_ = listen_abstract(listener_name(id_));

@@ -10,6 +10,7 @@
 #include "base/process.h"
 #include "bootstrap/blob.h"
 #include "memory/arena.h"
+#include "memory/shared_heap.h"
 #include "sync/bell.h"
 #include "sync/liveness.h"
 
@@ -35,6 +36,8 @@ class Endpoint {
 
   const Token& id() const { return id_; }
   Arena& arena() { return arena_; }
+  // Of user tensors. In a forked child: the parent's, not to be touched.
+  SharedHeap& heap() { return heap_; }
   std::byte* base() const { return segment_->base(); }
   Bell* bell() const { return reinterpret_cast<Bell*>(segment_->base()); }
   // Made before a fork that lies between then and now: nothing may be touched.
@@ -80,6 +83,7 @@ class Endpoint {
   const uint32_t fork_epoch_;
   std::shared_ptr<Segment> segment_;
   Arena arena_;
+  SharedHeap heap_;
   UniqueFd listener_;
 
   std::mutex mutex_;  // of what follows

@@ -41,7 +41,8 @@ struct GroupPage {
   // Written by the owner.
   alignas(64) std::atomic<uint64_t> round;
   std::atomic<uint64_t>
-      staging_offset;  // in the owner's segment, before the operation's first round
+      staging_offset;              // in the owner's segment, before the operation's first round
+  std::atomic<uint64_t> touching;  // not 0: the owner accesses tensors of others
 
   // Monitored barriers that the owner has reached; the only signal that may be taken back.
   alignas(64) std::atomic<uint64_t> monitored;
@@ -67,6 +68,7 @@ struct GroupPage {
     nonce.store(new_nonce, std::memory_order_relaxed);
     round.store(0, std::memory_order_relaxed);
     staging_offset.store(0, std::memory_order_relaxed);
+    touching.store(0, std::memory_order_relaxed);
     monitored.store(0, std::memory_order_relaxed);
     for (Counter& counter : handshake_arrivals) counter.value.store(0, std::memory_order_relaxed);
     for (Counter& counter : round_arrivals) counter.value.store(0, std::memory_order_relaxed);

@@ -40,6 +40,8 @@ std::shared_ptr<Segment> Segment::create(size_t reserved) {
          " bytes of address space: ", errno_text(errno),
          "; raise the limit (ulimit -v) or lower PYCOLL_SEGMENT_BYTES");
   }
+  // Where the system has huge pages for shared memory, tensors profit from them.
+  madvise(base, reserved, MADV_HUGEPAGE);
   return std::shared_ptr<Segment>(
       new Segment(std::move(fd), static_cast<std::byte*>(base), reserved, 0));
 }
@@ -61,24 +63,61 @@ std::shared_ptr<Segment> Segment::map_peer(const UniqueFd& fd, size_t reserved) 
 
 Segment::~Segment() { munmap(base_, reserved_); }
 
-void Segment::commit(size_t nbytes) {
-  if (nbytes <= committed_) return;
-  if (nbytes > reserved_) {
-    fail(ErrorKind::kSystem, "needs ", nbytes, " bytes of shared memory, but only ", reserved_,
-         " are reserved; raise PYCOLL_SEGMENT_BYTES (or ulimit -v) on all ranks");
-  }
+void Segment::allocate_file(size_t offset, size_t nbytes, size_t have) {
   int result;
   do {
-    result = fallocate(fd_.get(), 0, static_cast<off_t>(committed_),
-                       static_cast<off_t>(nbytes - committed_));
+    result = fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(nbytes));
   } while (result != 0 && errno == EINTR);
   if (result != 0) {
-    fail(ErrorKind::kSystem, "cannot add ", nbytes - committed_, " bytes to the ", committed_,
+    fail(ErrorKind::kSystem, "cannot add ", nbytes, " bytes to the ", have,
          " bytes of shared memory of this process: ", errno_text(errno),
          errno == EFBIG ? "; raise the limit of file sizes (ulimit -f)"
                         : "; free memory or raise the memory limit of the container");
   }
-  committed_ = nbytes;
+}
+
+// Arena and heap each have a lock of their own. Each publishes its mark before it looks at the other's, so that of two that
+// would meet at least one gives way.
+void Segment::commit(size_t nbytes) {
+  const size_t before = committed();
+  if (nbytes <= before) return;
+  committed_.store(nbytes, std::memory_order_seq_cst);
+  const size_t most = ceiling_.load(std::memory_order_seq_cst);
+  try {
+    if (nbytes > most) {
+      fail(ErrorKind::kSystem, "needs ", nbytes, " bytes of shared memory, but only ", most,
+           " are reserved", most < reserved_ ? " and not taken by tensors" : "",
+           "; raise PYCOLL_SEGMENT_BYTES (or ulimit -v) on all ranks");
+    }
+    allocate_file(before, nbytes - before, before);
+  } catch (...) {
+    committed_.store(before, std::memory_order_seq_cst);
+    throw;
+  }
+}
+
+size_t Segment::lower_ceiling(size_t nbytes) {
+  const size_t before = ceiling();
+  if (nbytes <= before) {
+    ceiling_.store(before - nbytes, std::memory_order_seq_cst);
+    if (committed_.load(std::memory_order_seq_cst) <= before - nbytes) return before - nbytes;
+    ceiling_.store(before, std::memory_order_seq_cst);
+  }
+  fail(ErrorKind::kSystem, "needs ", nbytes, " bytes of shared memory for a tensor, but of the ",
+       reserved_, " that are reserved only ", before - committed(),
+       " are left; raise PYCOLL_SEGMENT_BYTES (or ulimit -v) on all ranks");
+}
+
+void Segment::back(size_t offset, size_t nbytes) {
+  allocate_file(offset, nbytes, committed() + (reserved_ - ceiling()) - nbytes);
+  // One call instead of a fault a page. An older kernel faults.
+  madvise(base_ + offset, nbytes, MADV_POPULATE_WRITE);
+}
+
+void Segment::give_back(size_t offset, size_t nbytes) {
+  // Where the kernel refuses, the memory stays: it is only not returned.
+  (void)fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                  static_cast<off_t>(nbytes));
 }
 
 bool Segment::is_backed(size_t offset, size_t nbytes) const {

@@ -7,6 +7,7 @@
 #include "torch/errors.h"
 #include "torch/requests.h"
 #include "torch/runtime.h"
+#include "torch/shared_memory.h"
 #include "torch/sparse.h"
 #include "torch/store_adapter.h"
 
@@ -144,6 +145,12 @@ void ProcessGroupPycoll::abort() {
 }
 
 void ProcessGroupPycoll::shutdown() { communicator_->close(kShutdownPatience); }
+
+at::Tensor ProcessGroupPycoll::allocateTensor(long numel, at::TensorOptions options) {
+  TORCH_CHECK_VALUE(options.device().is_cpu() && numel >= 0, "pycoll: allocate_tensor makes CPU ",
+                    "tensors of 0 elements or more, not ", numel, " on ", options.device());
+  return shared_empty({numel}, c10::typeMetaToScalarType(options.dtype()));
+}
 
 std::chrono::milliseconds ProcessGroupPycoll::effective(std::chrono::milliseconds timeout) const {
   return timeout.count() < 0 ? communicator_->timeout() : timeout;

@@ -62,6 +62,9 @@ class ProcessGroupPycoll final : public c10d::Backend {
                                      const c10::intrusive_ptr<Options>& opts) override;
   void abort() override;
   void shutdown() override;
+  // Memory that all ranks of the host map, for FSDP2's buffers among others.
+  bool supportsTensorAlloc(c10::DeviceIndex device_index) override { return device_index < 0; }
+  at::Tensor allocateTensor(long numel, at::TensorOptions options) override;
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;

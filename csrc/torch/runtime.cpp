@@ -1,5 +1,6 @@
 #include "torch/runtime.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <vector>
@@ -8,6 +9,8 @@ namespace pycoll::torch_adapter {
 namespace {
 
 constexpr std::chrono::milliseconds kExitPatience{1000};
+
+std::atomic<Runtime*> g_pinned{nullptr};
 
 struct Registry {
   std::mutex mutex;
@@ -53,6 +56,17 @@ std::shared_ptr<Runtime> process_runtime(const Env& env) {
     r.runtime = runtime;
   }
   return runtime;
+}
+
+Runtime* pinned_runtime() { return g_pinned.load(std::memory_order_acquire); }
+
+Runtime* pin_runtime() {
+  Runtime* pinned = pinned_runtime();
+  if (pinned != nullptr && !pinned->endpoint->forked()) return pinned;
+  auto* held = new std::shared_ptr<Runtime>(process_runtime(Env::read()));
+  // Whoever comes second gets the same one, since it lives.
+  g_pinned.store(held->get(), std::memory_order_release);
+  return held->get();
 }
 
 void remember(const std::shared_ptr<Communicator>& communicator) {

@@ -10,6 +10,11 @@ namespace pycoll::torch_adapter {
 // The Runtime of the groups that are alive, or a new one. A forked child gets one of its own.
 std::shared_ptr<Runtime> process_runtime(const Env& env);
 
+// The same, kept for good: tensors lie in its heap. For a forked child: one of its own.
+Runtime* pin_runtime();
+// What pin_runtime() gave last, by whatever process (see Endpoint::forked()), or null. Takes no lock.
+Runtime* pinned_runtime();
+
 // So that exit can find the communicator while it is alive.
 void remember(const std::shared_ptr<Communicator>& communicator);
 

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "memory/shared_heap.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #endif
@@ -14,6 +16,28 @@ namespace pycoll::test {
 
 inline constexpr uint8_t kGuard = 0xA5;
 inline constexpr size_t kGuardBytes = 64;
+
+// Where this thread's arrays lie: null: where those of std::vector do.
+inline thread_local SharedHeap* t_heap = nullptr;
+
+template <class T>
+struct HeapOrNew {
+  using value_type = T;
+  SharedHeap* heap = t_heap;
+
+  HeapOrNew() = default;
+  template <class U>
+  HeapOrNew(const HeapOrNew<U>& other) : heap(other.heap) {}
+  T* allocate(size_t numel) {
+    if (heap == nullptr) return std::allocator<T>().allocate(numel);
+    return reinterpret_cast<T*>(heap->allocate(numel * sizeof(T)));
+  }
+  void deallocate(T* data, size_t numel) {
+    if (heap == nullptr) return std::allocator<T>().deallocate(data, numel);
+    heap->release(reinterpret_cast<std::byte*>(data));
+  }
+  bool operator==(const HeapOrNew&) const = default;
+};
 
 // An array between guard bytes, which the address sanitizer takes for memory that nobody may touch.
 template <class T>
@@ -63,7 +87,7 @@ class Guarded {
 #endif
 
   size_t numel_, begin_;
-  std::vector<uint8_t> bytes_;
+  std::vector<uint8_t, HeapOrNew<uint8_t>> bytes_;
 };
 
 }  // namespace pycoll::test

@@ -1,6 +1,7 @@
 // Ranks as threads of one process: each has an endpoint of its own, and communicators on it.
 #pragma once
 
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <map>
@@ -14,6 +15,11 @@
 #include "engine/communicator.h"
 
 namespace pycoll::test {
+
+// What PYCOLL_MEMORY_PATH is for groups that are made from now on. At the start: all through staging, since race detectors do not see
+// what the kernel copies from process to process.
+inline void use_memory_path(const char* path) { setenv("PYCOLL_MEMORY_PATH", path, 1); }
+inline const bool g_begins_staged = (use_memory_path("staged"), true);
 
 struct RankOptions {
   std::string algorithm = "auto";

@@ -207,6 +207,71 @@ TEST(every_collective_in_small_blocks) {
   }
 }
 
+// The same on tensors that peers map, straight from one to another.
+TEST(every_collective_between_mapped_tensors) {
+  use_memory_path("mapped");
+  for (const int n : {2, 3, 4}) {
+    run_runtimes(n, [](Rank& rank) {
+      const std::shared_ptr<Communicator> comm = rank.make_group();
+      t_heap = &rank.runtime()->endpoint->heap();
+      std::mt19937 random(static_cast<unsigned>(rank.rank()));
+      int call = 0;
+      for (const size_t numel : kNumels) {
+        for (const auto check : kChecks) {
+          if (random() % 6 == 0)
+            std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
+          check(Case{*comm, numel, call % comm->world_size(), call});
+          ++call;
+          const std::string path = comm->events().back().memory_path;
+          const bool is_all_to_all = check == check_all_to_all || check == check_uneven_all_to_all;
+          // With so little beside the signal there is no room for its addresses.
+          if (numel > 16 && !is_all_to_all) CHECK(path == "mapped", "%s", path.c_str());
+        }
+      }
+      t_heap = nullptr;
+      comm->close(std::chrono::milliseconds(1000));
+    });
+  }
+  use_memory_path("staged");
+}
+
+// One rank's tensors are mapped, the others' are not: all are staged.
+TEST(mapped_and_plain_tensors_together) {
+  use_memory_path("mapped");
+  run_runtimes(3, [](Rank& rank) {
+    const std::shared_ptr<Communicator> comm = rank.make_group();
+    t_heap = rank.rank() == 1 ? &rank.runtime()->endpoint->heap() : nullptr;
+    int call = 0;
+    for (const auto check : kChecks) {
+      check(Case{*comm, 9001, call % 3, call});
+      CHECK(std::string(comm->events().back().memory_path) == "staged");
+      ++call;
+    }
+    t_heap = nullptr;
+    comm->close(std::chrono::milliseconds(1000));
+  });
+  use_memory_path("staged");
+}
+
+// Through the kernel, also between threads of one process; with tensors above the limit for it.
+TEST(every_collective_through_the_kernel) {
+  use_memory_path("auto");
+  run_runtimes(3, [](Rank& rank) {
+    const std::shared_ptr<Communicator> comm = rank.make_group();
+    t_heap = rank.rank() == 2 ? &rank.runtime()->endpoint->heap() : nullptr;
+    int call = 0;
+    for (const auto check : kChecks) {
+      check(Case{*comm, 100003, call % 3, call});
+      const bool is_all_to_all = check == check_all_to_all || check == check_uneven_all_to_all;
+      if (!is_all_to_all) CHECK(std::string(comm->events().back().memory_path) == "readv");
+      ++call;
+    }
+    t_heap = nullptr;
+    comm->close(std::chrono::milliseconds(1000));
+  });
+  use_memory_path("staged");
+}
+
 TEST(the_same_collective_again_and_again) {
   for (const auto check : kChecks) {
     run_ranks(3, [check](Communicator& comm) {

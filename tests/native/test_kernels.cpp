@@ -9,6 +9,7 @@
 #include "check.h"
 #include "guarded.h"
 #include "kernels/cpu/reduce.h"
+#include "kernels/cpu/tile_kernels.h"
 #include "reference_floats.h"
 
 using namespace pycoll;
@@ -330,6 +331,20 @@ void check_case(const Case& c, unsigned seed) {
   }
 }
 
+// In place of all operands at once, as ranks do that reach each other's tensors.
+void check_copies(const Case& c, unsigned seed) {
+  std::vector<Array> arrays = random_operands(c, seed);
+  const std::vector<Number> expected = reference(c, arrays);
+  const std::vector<Operand> operands = as_operands(arrays);
+  std::vector<void*> copies;
+  for (size_t k = 1; k < arrays.size(); ++k) copies.push_back(arrays[k].data());
+  ReduceArgs args = arguments(c, arrays[0].data(), operands);
+  args.copies = copies.data();
+  args.num_copies = static_cast<int>(copies.size());
+  cpu::reduce(args);
+  for (Array& array : arrays) check_result(c, "in place of all", array, expected);
+}
+
 template <class Fn>
 void for_each_valid(const Fn& fn) {
   for (int d = 0; d <= static_cast<int>(DType::kComplex128); ++d) {
@@ -350,10 +365,74 @@ TEST(every_dtype_and_operator) {
       for (const size_t numel : {size_t{0}, size_t{1}, size_t{13}, size_t{67}, size_t{1023},
                                  size_t{1024}, size_t{2051}}) {
         if (numel > 100 && n != 3) continue;
-        check_case({dtype, op, n, numel, op == ReduceOp::kAvg ? n : 0}, ++seed);
+        const Case c{dtype, op, n, numel, op == ReduceOp::kAvg ? n : 0};
+        check_case(c, ++seed);
+        check_copies(c, ++seed);
       }
     }
   });
+}
+
+namespace {
+
+// Of two NaNs, an addition may keep the bits of either.
+uint32_t without_payload(float x) { return x != x ? 0x7fc00000 : std::bit_cast<uint32_t>(x); }
+uint32_t without_payload(uint16_t x, DType dtype) {
+  const uint32_t largest = dtype == DType::kFloat16 ? 0x7c00 : 0x7f80;
+  return (x & 0x7fffu) > largest ? 0x7fff : x;
+}
+
+}  // namespace
+
+// On each instruction set, at all lengths and misalignments; random bits, so NaNs and subnormal numbers among them.
+TEST(fused_sums_have_the_bits_of_single_steps) {
+  std::mt19937 random(1);
+  const cpu::TileKernels* tables[3];
+  const size_t num_tables = cpu::available_tile_kernels(tables);
+  for (size_t t = 0; t < num_tables; ++t) {
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      const int d = static_cast<int>(dtype);
+      const cpu::FusedSum& fused = tables[t]->fused_sum[d];
+      const auto add =
+          tables[t]->combine[static_cast<int>(DType::kFloat32)][static_cast<int>(ReduceOp::kSum)];
+      for (size_t numel = 0; numel < 140; ++numel) {
+        Guarded<uint16_t> a(numel, numel % 5), b(numel, numel % 3), out(numel, numel % 7);
+        Guarded<float> x(numel), y(numel), sum(numel), wide(numel, 1);
+        std::vector<uint16_t> expected(numel), last(numel);
+        for (size_t i = 0; i < numel; ++i) {
+          a[i] = static_cast<uint16_t>(random());
+          b[i] = static_cast<uint16_t>(random());
+        }
+        tables[t]->widen[d](x.data(), a.data(), numel);
+        tables[t]->widen[d](y.data(), b.data(), numel);
+        add(sum.data(), x.data(), y.data(), numel);
+        tables[t]->narrow[d](expected.data(), sum.data(), numel);
+        size_t wrong = 0;
+        const auto compare = [&](const uint16_t* one, const uint16_t* other) {
+          for (size_t i = 0; i < numel; ++i)
+            wrong += without_payload(one[i], dtype) != without_payload(other[i], dtype);
+        };
+        const auto compare_wide = [&](const float* one, const float* other) {
+          for (size_t i = 0; i < numel; ++i)
+            wrong += without_payload(one[i]) != without_payload(other[i]);
+        };
+        fused.both(out.data(), a.data(), b.data(), numel);
+        compare(out.data(), expected.data());
+        fused.start(wide.data(), a.data(), b.data(), numel);
+        compare_wide(wide.data(), sum.data());
+        // One more term, in two ways.
+        add(x.data(), sum.data(), y.data(), numel);
+        tables[t]->narrow[d](last.data(), x.data(), numel);
+        fused.finish(out.data(), wide.data(), b.data(), numel);
+        compare(out.data(), last.data());
+        fused.add(wide.data(), wide.data(), b.data(), numel);
+        compare_wide(wide.data(), x.data());
+        CHECK(wrong == 0, "%s, %s, %zu elements: %zu wrong", tables[t]->instruction_set,
+              name(dtype), numel, wrong);
+        CHECK(out.intact() && wide.intact() && a.intact() && b.intact());
+      }
+    }
+  }
 }
 
 TEST(averages_of_integers_are_exact_and_truncate_toward_zero) {

@@ -1,10 +1,13 @@
 // all_gather, direct: every rank shows its tensor, all copy it. Beside the handshake's signal where all tensors fit there, else
-// in blocks through staging. Nothing is forwarded: a rank writes its tensor once and reads those of the others. Tensors may differ in size.
+// in blocks through staging, or from the tensors themselves where all are reachable. Nothing is forwarded: a rank writes its tensor once and reads those of the others. Tensors may differ in size.
+#include "collectives/peer_tensors.h"
 #include "collectives/staged_exchange.h"
 #include "collectives/wire.h"
 
 namespace pycoll {
 namespace {
+
+constexpr size_t kInput = 0;
 
 // The user's input is this rank's chunk of the output; in place it already lies there.
 void copy_own(const Request& request, size_t rank) {
@@ -23,7 +26,12 @@ void copy_own(const Request& request, size_t rank) {
 bool publish(const Context& context) {
   const Request& request = context.request;
   const size_t most_bytes = request.wire_nbytes(request.output.most_numel());
-  if (!context.fits_payload(most_bytes)) return false;
+  if (!context.fits_payload(most_bytes)) {
+    Announcement(context)
+        .add(request.input, 0)
+        .write(Announcement::area(context, context.rank(), 1));
+    return false;
+  }
   const size_t numel = request.input.numel(0);
   write_run(request, 0, {0, numel}, context.my_payload(most_bytes));
   context.count_written(request.wire_nbytes(numel));
@@ -45,6 +53,22 @@ void copy_from_peers(const Context& context, size_t begin, size_t most, const So
   }
 }
 
+// Each rank begins with the one after it, so that not all read from one.
+void copy_from_tensors(const Context& context, const PeerTensors& tensors) {
+  const Group::Touching touching(context.group);
+  const Request& request = context.request;
+  const size_t itemsize = request.itemsize();
+  for (int step = 1; step < context.world_size(); ++step) {
+    const int r = (context.rank() + step) % context.world_size();
+    const size_t chunk = static_cast<size_t>(r);
+    request.output.for_each_run(chunk, 0, request.output.numel(chunk), itemsize,
+                                [&](std::byte* data, size_t offset, size_t numel) {
+                                  tensors.read(touching, r, kInput, offset * itemsize, data,
+                                               numel * itemsize);
+                                });
+  }
+}
+
 Task run(Context context) {
   const Request& request = context.request;
   const size_t most_numel = request.output.most_numel();
@@ -52,6 +76,12 @@ Task run(Context context) {
   if (!request.wire) copy_own(request, static_cast<size_t>(context.rank()));
   if (context.fits_payload(most_bytes)) {
     copy_from_peers(context, 0, most_numel, [&](int r) { return context.payload(r, most_bytes); });
+    co_return;
+  }
+  const PeerTensors tensors(context, 1);
+  if (tensors.are_reachable()) {
+    copy_from_tensors(context, tensors);
+    co_await PeerTensors::finish(context);
     co_return;
   }
   const size_t block_numel = run_numel(request, context.group.facts().staging_bytes);

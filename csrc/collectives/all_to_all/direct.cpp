@@ -3,10 +3,11 @@
 //
 // Beside the signal every rank first shows how many elements it sends to each rank and expects from it; all compare all
 // pairs, so that all raise or none, before a byte of the tensors moves. Behind these counts go the chunks themselves, packed,
-// where they fit; if those of one rank do not, all go through staging.
+// where they fit; if those of one rank do not, where each lies, and all are read there or, if one is not reachable, go through staging.
 #include <vector>
 
 #include "collectives/chunk_blocks.h"
+#include "collectives/peer_tensors.h"
 #include "collectives/staged_exchange.h"
 
 namespace pycoll {
@@ -30,6 +31,25 @@ void copy_own(const Request& request, size_t me) {
                              });
 }
 
+// Whether `numel` elements fit beside the signal, behind the counts.
+bool fits_payload(const Context& context, size_t numel) {
+  return context.fits_payload(counts_bytes(context) + numel * context.request.itemsize());
+}
+
+// Whether there is room for addresses behind the counts, which depends on what all agree on.
+bool has_room_for_addresses(const Context& context) {
+  const size_t n = static_cast<size_t>(context.world_size());
+  return context.fits_payload(counts_bytes(context) + Announcement::nbytes(n));
+}
+
+void announce(const Context& context) {
+  if (!has_room_for_addresses(context)) return;
+  const ChunkView& input = context.request.input;
+  Announcement announcement(context);
+  for (size_t chunk = 0; chunk < input.num_chunks(); ++chunk) announcement.add(input, chunk);
+  announcement.write(area_of(context, context.rank()) + counts_bytes(context));
+}
+
 bool publish(const Context& context) {
   const Request& request = context.request;
   const size_t n = request.input.num_chunks();
@@ -39,7 +59,8 @@ bool publish(const Context& context) {
   std::byte* area = area_of(context, context.rank());
   std::memcpy(area, counts.data(), counts_bytes(context));
   const size_t itemsize = request.itemsize();
-  if (!context.fits_payload(counts_bytes(context) + request.input.total_numel() * itemsize)) {
+  if (!fits_payload(context, request.input.total_numel())) {
+    announce(context);
     return false;
   }
   std::byte* chunks = area + counts_bytes(context);
@@ -71,14 +92,16 @@ class Counts {
     }
     return most;
   }
+  // Of what `src` sends.
+  size_t total(int src) const {
+    size_t total = 0;
+    for (int dst = 0; dst < n_; ++dst) total += sent(src, dst);
+    return total;
+  }
   // Of the rank that sends most.
   size_t largest_total() const {
     size_t most = 0;
-    for (int src = 0; src < n_; ++src) {
-      size_t total = 0;
-      for (int dst = 0; dst < n_; ++dst) total += sent(src, dst);
-      most = std::max(most, total);
-    }
+    for (int src = 0; src < n_; ++src) most = std::max(most, total(src));
     return most;
   }
   // Of the elements that `src` sends, the first that goes to `dst`.
@@ -114,16 +137,41 @@ void compare_counts(const Context& context, const Counts& counts) {
        " nothing was moved and the group stays usable. Give both ranks split sizes that agree");
 }
 
-void copy_from_payloads(const Context& context, const Counts& counts) {
+void copy_from_payload(const Context& context, const Counts& counts, int rank) {
   const Request& request = context.request;
   const int me = context.rank();
   const size_t itemsize = request.itemsize();
-  for (int r = 0; r < context.world_size(); ++r) {
-    if (r == me) continue;
-    const std::byte* chunks = area_of(context, r) + counts_bytes(context);
-    request.output.copy_to_chunk(chunks + counts.begin(r, me) * itemsize, static_cast<size_t>(r), 0,
-                                 counts.sent(r, me), itemsize);
-    context.count_read(counts.sent(r, me) * itemsize);
+  const std::byte* chunks = area_of(context, rank) + counts_bytes(context);
+  request.output.copy_to_chunk(chunks + counts.begin(rank, me) * itemsize,
+                               static_cast<size_t>(rank), 0, counts.sent(rank, me), itemsize);
+  context.count_read(counts.sent(rank, me) * itemsize);
+}
+
+// Those that sent little have shown it beside their signal.
+PeerTensors find_tensors(const Context& context, const Counts& counts) {
+  return PeerTensors(context, static_cast<size_t>(context.world_size()),
+                     [&](int r) -> const std::byte* {
+                       if (fits_payload(context, counts.total(r))) return nullptr;
+                       return area_of(context, r) + counts_bytes(context);
+                     });
+}
+
+void copy_from_tensors(const Context& context, const Counts& counts, const PeerTensors& tensors) {
+  const Group::Touching touching(context.group);
+  const Request& request = context.request;
+  const int me = context.rank();
+  const size_t itemsize = request.itemsize();
+  for (int step = 1; step < context.world_size(); ++step) {
+    const int r = (me + step) % context.world_size();
+    if (fits_payload(context, counts.total(r))) {
+      copy_from_payload(context, counts, r);
+      continue;
+    }
+    request.output.for_each_run(static_cast<size_t>(r), 0, counts.sent(r, me), itemsize,
+                                [&](std::byte* data, size_t offset, size_t numel) {
+                                  tensors.read(touching, r, static_cast<size_t>(me),
+                                               offset * itemsize, data, numel * itemsize);
+                                });
   }
 }
 
@@ -135,9 +183,19 @@ Task run(Context context) {
   const Counts counts(context);
   compare_counts(context, counts);
   copy_own(request, me);
-  if (context.fits_payload(counts_bytes(context) + counts.largest_total() * itemsize)) {
-    copy_from_payloads(context, counts);
+  if (fits_payload(context, counts.largest_total())) {
+    for (int r = 0; r < context.world_size(); ++r) {
+      if (r != context.rank()) copy_from_payload(context, counts, r);
+    }
     co_return;
+  }
+  if (has_room_for_addresses(context)) {
+    const PeerTensors tensors = find_tensors(context, counts);
+    if (tensors.are_reachable()) {
+      copy_from_tensors(context, counts, tensors);
+      co_await PeerTensors::finish(context);
+      co_return;
+    }
   }
   const ChunkBlocks blocks(context, counts.largest_chunk());
   StagedExchange exchange(context, n * blocks.stride, blocks.num_blocks);

@@ -1,6 +1,7 @@
 // broadcast, direct: the root shows its tensor, all others copy it. Beside the root's signal where it fits, else in blocks
-// through the root's staging. A rank's round of block j says, at the root: it is there; elsewhere: it has been read.
+// through the root's staging, or straight between the tensors where all are reachable. A rank's round of block j says, at the root: it is there; elsewhere: it has been read.
 #include "collectives/one_shot.h"
+#include "collectives/rooted_copy.h"
 
 namespace pycoll {
 namespace {
@@ -8,8 +9,11 @@ namespace {
 constexpr size_t kSlots = 4;
 
 bool publish(const Context& context) {
-  if (context.rank() == context.request.root) return publish_input(context);
-  return context.fits_payload(context.request.nbytes());
+  if (!context.fits_payload(context.request.nbytes())) {
+    RootedCopy::announce(context);
+    return false;
+  }
+  return context.rank() != context.request.root || publish_input(context);
 }
 
 Task run(Context context) {
@@ -22,6 +26,11 @@ Task run(Context context) {
     request.output.copy_to_chunk(context.payload(request.root, request.nbytes()), 0, 0,
                                  request.numel, itemsize);
     context.count_read(request.nbytes());
+    co_return;
+  }
+  const RootedCopy direct(context);
+  if (direct.is_possible()) {
+    co_await direct.run(context);
     co_return;
   }
   const size_t block_numel = group.facts().staging_bytes / itemsize;

@@ -1,6 +1,7 @@
 // gather, direct: every rank shows its tensor, the root copies all. Beside the handshake's signal where it fits, else in blocks through
 // staging. A rank's round of block j says, at the root: it has been read; elsewhere: it is there.
 #include "collectives/one_shot.h"
+#include "collectives/rooted_copy.h"
 
 namespace pycoll {
 namespace {
@@ -8,11 +9,12 @@ namespace {
 constexpr size_t kSlots = 4;
 
 bool publish(const Context& context) {
-  // The root's own tensor stays where it is.
-  if (context.rank() == context.request.root) {
-    return context.fits_payload(context.request.nbytes());
+  if (!context.fits_payload(context.request.nbytes())) {
+    RootedCopy::announce(context);
+    return false;
   }
-  return publish_input(context);
+  // The root's own tensor stays where it is.
+  return context.rank() == context.request.root || publish_input(context);
 }
 
 void copy_own(const Request& request) {
@@ -37,6 +39,11 @@ Task run(Context context) {
                                    request.numel, itemsize);
       context.count_read(request.nbytes());
     }
+    co_return;
+  }
+  const RootedCopy direct(context);
+  if (direct.is_possible()) {
+    co_await direct.run(context);
     co_return;
   }
   const size_t block_numel = group.facts().staging_bytes / itemsize;

@@ -2,12 +2,22 @@
 // bottleneck. Rank order, hence the bits of all_reduce.
 #include "collectives/two_shot.h"
 
+#include "collectives/direct_reduction.h"
+
 namespace pycoll {
 namespace {
 
-bool publish(const Context&) { return false; }
+bool publish(const Context& context) {
+  DirectReduction::announce(context);
+  return false;
+}
 
 Task run(Context context) {
+  const DirectReduction direct(context);
+  if (direct.is_possible()) {
+    co_await direct.run(context);
+    co_return;
+  }
   TwoShot work(context);
   co_await work.run(context.rank() == context.request.root);
 }

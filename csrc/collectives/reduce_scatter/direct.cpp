@@ -1,9 +1,10 @@
 // reduce_scatter, direct: every rank shows all chunks of its input but its own; rank r reduces chunk r of all ranks. Beside the
-// handshake's signal where the whole input fits, else in blocks through staging. Reads n - 1 chunks a rank, the least that is
+// handshake's signal where the whole input fits, else in blocks through staging, or from the inputs themselves where all are reachable. Reads n - 1 chunks a rank, the least that is
 // possible, and adds in rank order: the fixed bracketing is kept. Chunks may differ in size.
 #include <vector>
 
 #include "collectives/chunk_blocks.h"
+#include "collectives/peer_tensors.h"
 #include "collectives/reduction.h"
 #include "collectives/staged_exchange.h"
 
@@ -49,13 +50,45 @@ void reduce_own(const Context& context, Range range, const SourceOf& source_of) 
 bool publish(const Context& context) {
   const Request& request = context.request;
   const size_t nbytes = input_bytes(context);
-  if (!context.fits_payload(nbytes)) return false;
+  const size_t num_chunks = request.input.num_chunks();
+  if (!context.fits_payload(nbytes)) {
+    Announcement announcement(context);
+    for (size_t chunk = 0; chunk < num_chunks; ++chunk) announcement.add(request.input, chunk);
+    announcement.write(Announcement::area(context, context.rank(), num_chunks));
+    return false;
+  }
   std::byte* payload = context.my_payload(nbytes);
-  for (size_t chunk = 0; chunk < request.input.num_chunks(); ++chunk) {
+  for (size_t chunk = 0; chunk < num_chunks; ++chunk) {
     if (is_shown(context, chunk))
       show(context, chunk, {0, request.input.numel(chunk)}, payload + run_offset(request, chunk));
   }
   return true;
+}
+
+// What has no address here is read into buffers, block by block.
+void reduce_from_tensors(const Context& context, const PeerTensors& tensors) {
+  const Group::Touching touching(context.group);
+  const Request& request = context.request;
+  const size_t me = static_cast<size_t>(context.rank());
+  const size_t n = static_cast<size_t>(context.world_size());
+  const size_t itemsize = request.itemsize();
+  const size_t block_numel =
+      std::max<size_t>(1, context.group.facts().staging_bytes / n / itemsize);
+  const size_t my_numel = request.input.numel(me);
+  std::vector<std::vector<std::byte>> buffers(n);
+  for (size_t begin = 0; begin < my_numel; begin += block_numel) {
+    if (begin > 0) touching.check();
+    const Range block{begin, std::min(block_numel, my_numel - begin)};
+    reduce_own(context, block, [&](int r) -> const std::byte* {
+      const size_t offset = block.begin * itemsize, nbytes = block.numel * itemsize;
+      if (tensors.has_address(r)) return tensors.address(r, me, offset, nbytes);
+      std::vector<std::byte>& buffer = buffers[static_cast<size_t>(r)];
+      buffer.resize(block_numel * itemsize);
+      tensors.read(touching, r, me, offset, buffer.data(), nbytes);
+      context.event.bytes_read -= nbytes;  // counted with the others
+      return buffer.data();
+    });
+  }
 }
 
 Task run(Context context) {
@@ -66,6 +99,12 @@ Task run(Context context) {
   if (context.fits_payload(nbytes)) {
     const size_t offset = run_offset(request, me);
     reduce_own(context, {0, my_numel}, [&](int r) { return context.payload(r, nbytes) + offset; });
+    co_return;
+  }
+  const PeerTensors tensors(context, request.input.num_chunks());
+  if (tensors.are_reachable()) {
+    reduce_from_tensors(context, tensors);
+    co_await PeerTensors::finish(context);
     co_return;
   }
   const ChunkBlocks blocks(context, request.input.most_numel());

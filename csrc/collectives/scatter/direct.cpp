@@ -1,6 +1,7 @@
 // scatter, direct: the root shows one chunk a rank, each rank copies its own. Beside the root's signal where all fit, else in
 // blocks through the root's staging. A rank's round of block j says, at the root: it is there; elsewhere: it has been read.
 #include "collectives/chunk_blocks.h"
+#include "collectives/rooted_copy.h"
 
 namespace pycoll {
 namespace {
@@ -13,7 +14,10 @@ size_t all_bytes(const Context& context) {
 
 bool publish(const Context& context) {
   const Request& request = context.request;
-  if (!context.fits_payload(all_bytes(context))) return false;
+  if (!context.fits_payload(all_bytes(context))) {
+    RootedCopy::announce(context);
+    return false;
+  }
   if (context.rank() != request.root) return true;
   std::byte* payload = context.my_payload(all_bytes(context));
   for (size_t chunk = 0; chunk < request.input.num_chunks(); ++chunk) {
@@ -46,6 +50,11 @@ Task run(Context context) {
         context.payload(request.root, all_bytes(context)) + me * request.nbytes(), 0, 0,
         request.numel, itemsize);
     context.count_read(request.nbytes());
+    co_return;
+  }
+  const RootedCopy direct(context);
+  if (direct.is_possible()) {
+    co_await direct.run(context);
     co_return;
   }
   const ChunkBlocks blocks(context, request.numel);

@@ -19,7 +19,18 @@ struct Plan {
   CombineFn combine;
   ScaleFn scale;
   DivideFn divide;
+  FusedSum fused;
 };
+
+// Two or more operands as they are stored, added up.
+bool is_fusible(const ReduceArgs& args) {
+  if ((args.op != ReduceOp::kSum && args.op != ReduceOp::kAvg) || args.num_operands < 2)
+    return false;
+  for (int i = 0; i < args.num_operands; ++i) {
+    if (args.operands[i].accumulated) return false;
+  }
+  return true;
+}
 
 Plan make_plan(const ReduceArgs& args) {
   const TileKernels& table = tile_kernels();
@@ -33,7 +44,8 @@ Plan make_plan(const ReduceArgs& args) {
             convert ? table.narrow[storage] : nullptr,
             table.combine[wide][static_cast<int>(args.op)],
             args.op == ReduceOp::kPremulSum ? table.scale[wide] : nullptr,
-            args.divisor != 0 ? table.divide[wide] : nullptr};
+            args.divisor != 0 ? table.divide[wide] : nullptr,
+            is_fusible(args) ? table.fused_sum[storage] : FusedSum{}};
   PYCOLL_CHECK(plan.combine != nullptr);
   return plan;
 }
@@ -55,19 +67,50 @@ const std::byte* load(const Plan& plan, const Operand& operand, size_t begin, si
   return buffer;
 }
 
-void reduce_tile(const Plan& plan, const ReduceArgs& args, size_t begin, size_t numel,
-                 std::byte* sum, std::byte* next) {
-  const bool narrow = !args.dst_accumulated && plan.narrow != nullptr;
-  auto* dst = static_cast<std::byte*>(args.dst) +
-              begin * (args.dst_accumulated ? plan.accumulate_size : plan.storage_size);
+// The sum of all operands: in storage type at `dst`, or in float32 in `sum` where `dst` is null.
+void add_fused(const Plan& plan, const ReduceArgs& args, size_t begin, size_t numel, void* dst,
+               std::byte* sum) {
+  const auto tile = [&](int i) {
+    return static_cast<const std::byte*>(args.operands[i].data) + begin * plan.storage_size;
+  };
+  const int last = args.num_operands - 1;
+  if (last == 1 && dst != nullptr) return plan.fused.both(dst, tile(0), tile(1), numel);
+  plan.fused.start(sum, tile(0), tile(1), numel);
+  for (int i = 2; i < last; ++i) plan.fused.add(sum, sum, tile(i), numel);
+  if (dst != nullptr) {
+    plan.fused.finish(dst, sum, tile(last), numel);
+  } else if (last > 1) {
+    plan.fused.add(sum, sum, tile(last), numel);
+  }
+}
+
+// Combines all operands in the accumulate type, in `sum` or, where the result is wanted so, at `last_target`; where it is.
+const std::byte* combine_all(const Plan& plan, const ReduceArgs& args, size_t begin, size_t numel,
+                             std::byte* sum, std::byte* next, std::byte* last_target) {
   const std::byte* result = load(plan, args.operands[0], begin, numel, sum);
   for (int i = 1; i < args.num_operands; ++i) {
     const std::byte* operand = load(plan, args.operands[i], begin, numel, next);
     // dst may be an operand that is read later, so it is written by the last combination only.
-    const bool last = i + 1 == args.num_operands && !narrow && plan.divide == nullptr;
-    std::byte* target = last ? dst : sum;
+    std::byte* target = i + 1 == args.num_operands ? last_target : sum;
     plan.combine(target, result, operand, numel);
     result = target;
+  }
+  return result;
+}
+
+void reduce_tile(const Plan& plan, const ReduceArgs& args, size_t begin, size_t numel,
+                 std::byte* sum, std::byte* next, std::byte* dst) {
+  const bool is_fused = plan.fused.both != nullptr;
+  const bool narrow = !args.dst_accumulated && plan.narrow != nullptr;
+  if (is_fused && narrow && plan.divide == nullptr) {
+    return add_fused(plan, args, begin, numel, dst, sum);
+  }
+  const std::byte* result = sum;
+  if (is_fused) {
+    add_fused(plan, args, begin, numel, nullptr, sum);
+  } else {
+    std::byte* target = narrow || plan.divide != nullptr ? sum : dst;
+    result = combine_all(plan, args, begin, numel, sum, next, target);
   }
   if (plan.divide != nullptr) {
     if (result != sum) std::memcpy(sum, result, numel * plan.accumulate_size);
@@ -85,10 +128,18 @@ void reduce_tile(const Plan& plan, const ReduceArgs& args, size_t begin, size_t 
 
 void reduce(const ReduceArgs& args) {
   const Plan plan = make_plan(args);
+  const size_t result_size = args.dst_accumulated ? plan.accumulate_size : plan.storage_size;
   alignas(64) std::byte sum[kTileBytes];
   alignas(64) std::byte next[kTileBytes];
   for (size_t begin = 0; begin < args.numel; begin += kTileNumel) {
-    reduce_tile(plan, args, begin, std::min(kTileNumel, args.numel - begin), sum, next);
+    const size_t numel = std::min(kTileNumel, args.numel - begin);
+    std::byte* dst = static_cast<std::byte*>(args.dst) + begin * result_size;
+    reduce_tile(plan, args, begin, numel, sum, next, dst);
+    // All operands of this tile have been read.
+    for (int i = 0; i < args.num_copies; ++i) {
+      std::memcpy(static_cast<std::byte*>(args.copies[i]) + begin * result_size, dst,
+                  numel * result_size);
+    }
   }
 }
 

@@ -18,6 +18,9 @@ struct Operand {
 struct ReduceArgs {
   void* dst = nullptr;
   bool dst_accumulated = false;  // leave the result in the accumulate type
+  // More arrays that get the result, apart from dst and from each other; each may be an operand.
+  void* const* copies = nullptr;
+  int num_copies = 0;
   const Operand* operands = nullptr;
   int num_operands = 0;
   size_t numel = 0;

@@ -29,6 +29,15 @@ using QuantiseFn = void (*)(void* codes, const void* src, float scale, size_t nu
 // dst = codes * scale in float32.
 using DequantiseFn = void (*)(void* dst, const void* codes, float scale, size_t numel);
 
+// Sums of float16 or bfloat16 elements in float32, without a detour through memory: the same additions and roundings as widening,
+// combining and narrowing one after the other. Null for types that have no need of it.
+struct FusedSum {
+  CombineFn both = nullptr;    // storage = storage + storage
+  CombineFn start = nullptr;   // float32 = storage + storage
+  CombineFn add = nullptr;     // float32 = float32 + storage
+  CombineFn finish = nullptr;  // storage = float32 + storage
+};
+
 struct TileKernels {
   const char* instruction_set;
   // Indexed by storage dtype; null where storage and accumulate type are the same. Integers widen only for AVG.
@@ -36,6 +45,7 @@ struct TileKernels {
   NarrowFn narrow[kNumDTypes];
   // Indexed by accumulate dtype; null where the pair has no meaning.
   CombineFn combine[kNumDTypes][kNumReduceOps];
+  FusedSum fused_sum[kNumDTypes];  // indexed by storage dtype
   ScaleFn scale[kNumDTypes];
   DivideFn divide[kNumDTypes];
   AmaxFn amax;

@@ -52,6 +52,106 @@ void narrow_f16(void* dst, const void* src, std_size numel) {
   for (; i < numel; ++i) out[i] = float_to_f16(in[i]);
 }
 
+// ---- sums of 16-bit floats in one pass
+
+struct BFloat16 {
+  static float widen(u16 x) { return bf16_to_float(x); }
+  static u16 narrow(float x) { return float_to_bf16(x); }
+};
+struct Float16 {
+  static float widen(u16 x) { return f16_to_float(x); }
+  static u16 narrow(float x) { return float_to_f16(x); }
+};
+
+template <class T>
+float load_wide(const u16* p, std_size i) {
+  return T::widen(p[i]);
+}
+template <class T>
+float load_wide(const float* p, std_size i) {
+  return p[i];
+}
+template <class T>
+void store_as(u16* p, std_size i, float x) {
+  p[i] = T::narrow(x);
+}
+template <class T>
+void store_as(float* p, std_size i, float x) {
+  p[i] = x;
+}
+
+#ifdef PYCOLL_ISA_HAS_F16C
+inline __m256 load_8(const u16* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline __m256 load_8(const float* p) { return _mm256_loadu_ps(p); }
+inline void store_8(u16* p, __m256 x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+inline void store_8(float* p, __m256 x) { _mm256_storeu_ps(p, x); }
+#endif
+
+template <class T>
+struct IsFloat16 {
+  static constexpr bool value = false;
+};
+template <>
+struct IsFloat16<Float16> {
+  static constexpr bool value = true;
+};
+
+// Out and A are u16 (elements of T) or float; dst may be a or b.
+template <class T, class Out, class A>
+void fused_sum(void* dst, const void* a, const void* b, std_size numel) {
+  auto* out = static_cast<Out*>(dst);
+  auto* x = static_cast<const A*>(a);
+  auto* y = static_cast<const u16*>(b);
+  std_size i = 0;
+#ifdef PYCOLL_ISA_HAS_F16C
+  if (IsFloat16<T>::value) {
+    for (; i + 8 <= numel; i += 8) store_8(out + i, _mm256_add_ps(load_8(x + i), load_8(y + i)));
+  }
+#endif
+#pragma GCC ivdep
+  for (std_size j = i; j < numel; ++j) {
+    store_as<T>(out, j, load_wide<T>(x, j) + load_wide<T>(y, j));
+  }
+}
+
+// Two bfloat16 are one word: the upper one is a float32 whose lower half is zero, the lower one is that after a shift. So nothing has
+// to be moved from lane to lane.
+typedef u32 WordOf16 __attribute__((aligned(2), may_alias));
+
+// In the upper half of the word; the lower half is of no use.
+inline u32 round_to_upper(float x) {
+  const u32 bits = bits_of(x);
+  const u32 rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc00000 : rounded;
+}
+
+void add_bf16(void* dst, const void* a, const void* b, std_size numel) {
+  auto* out = static_cast<WordOf16*>(dst);
+  auto* x = static_cast<const WordOf16*>(a);
+  auto* y = static_cast<const WordOf16*>(b);
+#pragma GCC ivdep
+  for (std_size i = 0; i < numel / 2; ++i) {
+    const u32 lower = round_to_upper(float_of(x[i] << 16) + float_of(y[i] << 16));
+    const u32 upper = round_to_upper(float_of(x[i] & 0xffff0000) + float_of(y[i] & 0xffff0000));
+    out[i] = lower >> 16 | (upper & 0xffff0000);
+  }
+  if (numel % 2 == 1) {
+    const std_size last = numel - 1;
+    fused_sum<BFloat16, u16, u16>(static_cast<u16*>(dst) + last, static_cast<const u16*>(a) + last,
+                                  static_cast<const u16*>(b) + last, 1);
+  }
+}
+
+template <class T>
+FusedSum make_fused_sum() {
+  return {fused_sum<T, u16, u16>, fused_sum<T, float, u16>, fused_sum<T, float, float>,
+          fused_sum<T, u16, float>};
+}
+
 // complex32 is two float16.
 void widen_complex32(void* dst, const void* src, std_size numel) { widen_f16(dst, src, 2 * numel); }
 void narrow_complex32(void* dst, const void* src, std_size numel) {
@@ -273,6 +373,9 @@ TileKernels make_table(const char* instruction_set) {
   table.narrow[at(DType::kFloat16)] = narrow_f16;
   table.widen[at(DType::kBFloat16)] = widen_bf16;
   table.narrow[at(DType::kBFloat16)] = narrow_bf16;
+  table.fused_sum[at(DType::kFloat16)] = make_fused_sum<Float16>();
+  table.fused_sum[at(DType::kBFloat16)] = make_fused_sum<BFloat16>();
+  table.fused_sum[at(DType::kBFloat16)].both = add_bf16;
   fill_float8<E4M3FN>(&table, DType::kFloat8E4M3FN);
   fill_float8<E5M2>(&table, DType::kFloat8E5M2);
   fill_float8<E4M3FNUZ>(&table, DType::kFloat8E4M3FNUZ);
