@@ -7,11 +7,14 @@ order, so that a bucket is complete early and its reduction overlaps with the re
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
 import torch
 from torch import Tensor, nn
+
+from pycoll.symmetric import symmetric_empty
 
 MIB = 1 << 20
 DEFAULT_CAP_MB = 25.0
@@ -134,7 +137,13 @@ def assign_buckets(
 
 
 def allocate_bucket(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory of a bucket, (numel,). The one place that decides where buckets lie."""
+    """Memory of a bucket, (numel,), uninitialised: where the other ranks of the host reach it, if there is room.
+
+    The one place that decides where buckets lie.
+    """
+    if device.type == "cpu":
+        with suppress(RuntimeError):
+            return symmetric_empty(numel, dtype=dtype)
     return torch.empty(numel, dtype=dtype, device=device)
 
 

@@ -11,10 +11,24 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pycoll import collectives
+from pycoll.bucket import allocate_bucket
 from pycoll.parallel.fsdp.parameter import ShardedParameter, contiguous_strides, local_of
 from pycoll.parallel.fsdp.policies import MixedPrecisionPolicy, WirePolicy
 from pycoll.parallel.fsdp.sharding import Group, Sharding, consecutive
 from pycoll.tags import tag
+
+# From this size on a parameter goes by itself, between memories that ranks map; smaller ones together.
+_LARGE_BYTES = 64 << 10
+
+
+def by_size(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+    """Indices of the large ones, and of the others."""
+    large: list[int] = []
+    small: list[int] = []
+    for i, tensor in enumerate(tensors):
+        is_large = tensor.numel() * tensor.element_size() >= _LARGE_BYTES
+        (large if is_large else small).append(i)
+    return large, small
 
 
 @dataclass(eq=False)
@@ -69,8 +83,8 @@ def make_dtype_group(
     whole_dtype = (policy.param_dtype or dtype) if dtype.is_floating_point else dtype
     reduce_dtype = (policy.reduce_dtype or whole_dtype) if dtype.is_floating_point else dtype
     device = local_of(first.sharded).device
-    local = torch.zeros(sum(p.part_numel for p in parameters), dtype=dtype, device=device)
-    buffer = torch.empty(0, dtype=whole_dtype)
+    local = allocate_bucket(sum(p.part_numel for p in parameters), dtype, device).zero_()
+    buffer = allocate_bucket(0, whole_dtype, torch.device("cpu"))
     group = DtypeGroup(list(parameters), dtype, whole_dtype, reduce_dtype, local, buffer)
     begin, size = 0, first.sharding.size
     for p, padded in zip(parameters, consecutive(local, group.part_numels), strict=True):
@@ -213,10 +227,16 @@ class Unit:
     def _gather(self, parts: Sequence[Sequence[Tensor]], process_group: Group) -> list[Any]:
         outputs = [region for group in self.groups for region in group.regions]
         inputs = [part for of_group in parts for part in of_group]
-        if not outputs:
-            return []
-        gather = collectives.all_gather_into_tensor_coalesced
-        return [gather(outputs, inputs, process_group, async_op=True)]
+        large, small = by_size(outputs)
+        works = [
+            collectives.all_gather_into_tensor(outputs[i], inputs[i], process_group, async_op=True)
+            for i in large
+        ]
+        if small:
+            chosen = [outputs[i] for i in small], [inputs[i] for i in small]
+            gather = collectives.all_gather_into_tensor_coalesced
+            works.append(gather(*chosen, process_group, async_op=True))
+        return works
 
     def _gather_on_wire(self) -> list[Any]:
         works = []
@@ -321,7 +341,7 @@ class Unit:
                     continue
                 mine = [p.padded_gradient(group.reduce_dtype) for p in members]
                 numels = [p.part_numel for p in members]
-                output = torch.empty(sum(numels), dtype=group.reduce_dtype)
+                output = allocate_bucket(sum(numels), group.reduce_dtype, group.local.device)
                 works += self._reduce_scatter(consecutive(output, numels), mine, op)
                 inputs += mine
                 outputs.append((group, output, members))
@@ -333,22 +353,26 @@ class Unit:
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: str
     ) -> list[Any]:
         group = self.sharding.group
-        encodes = self.wire.reduce is not None and inputs[0].is_floating_point()
-        if not encodes:
-            scatter = collectives.reduce_scatter_tensor_coalesced
-            return [scatter(outputs, inputs, op, group, async_op=True)]
-        return [
+        wire = self.wire.reduce if inputs[0].is_floating_point() else None
+        everything = list(range(len(inputs)))
+        large, small = by_size(inputs) if wire is None else (everything, [])
+        works = [
             collectives.reduce_scatter_tensor(
-                output,
-                given,
+                outputs[i],
+                inputs[i],
                 op,
                 group,
                 async_op=True,
-                wire_dtype=self.wire.reduce,
+                wire_dtype=wire,
                 block=self.wire.block,
             )
-            for output, given in zip(outputs, inputs, strict=True)
+            for i in large
         ]
+        if small:
+            chosen = [outputs[i] for i in small], [inputs[i] for i in small]
+            scatter = collectives.reduce_scatter_tensor_coalesced
+            works.append(scatter(*chosen, op, group, async_op=True))
+        return works
 
     @torch.no_grad()
     def finish_reduce(self, over_replicas: bool) -> None:
