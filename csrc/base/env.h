@@ -25,6 +25,9 @@ inline constexpr EnvVariable kEnvVariables[] = {
     {"PYCOLL_STAGING_BYTES", "262144", true, "bytes of one staging slot, 4 KiB to 64 MiB"},
     {"PYCOLL_EAGER_BYTES", "16384", true,
      "send() returns before its recv() up to this size, 64 to 1 MiB"},
+    {"PYCOLL_TUNING", "", true,
+     "file of `pycoll tune-collectives` that chooses algorithms; off: none; empty: this machine's "
+     "in the cache folder, if there is one"},
     {"PYCOLL_SEGMENT_BYTES", "68719476736", false,
      "address space reserved for the shared memory of one process"},
     {"PYCOLL_SPIN_US", "50", false,
