@@ -43,7 +43,9 @@ MemoryPath Announcement::path() const {
     return span.nbytes == 0 || heap.contains(span.data, span.nbytes);
   });
   if (all_mapped) return MemoryPath::kMapped;
-  if (allows(DirectAccess::kReadv) && request.nbytes() >= kLeastReadvBytes) {
+  // The kernel's copies are slower than a program's. They pay where they save one; a reduce_scatter makes as many either way.
+  if (allows(DirectAccess::kReadv) && request.nbytes() >= kLeastReadvBytes &&
+      request.collective != Collective::kReduceScatter) {
     return MemoryPath::kReadv;
   }
   return MemoryPath::kStaged;
