@@ -85,7 +85,8 @@ def paths_taken(shared_ranks: list[int]) -> dict[str, str]:
 )
 def test_the_path_is_in_the_events(pool: Pools, shared_ranks: list[int], path: str) -> None:
     for taken in pool(3).run(paths_taken, shared_ranks):
-        assert taken == dict.fromkeys(CALLS, path)
+        staged_for_want_of_gain = {"reduce_scatter": "staged"} if path == "readv" else {}
+        assert taken == dict.fromkeys(CALLS, path) | staged_for_want_of_gain
 
 
 def paths_of_sizes() -> list[str]:

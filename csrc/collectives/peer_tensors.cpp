@@ -43,7 +43,9 @@ MemoryPath Announcement::path() const {
     return span.nbytes == 0 || heap.contains(span.data, span.nbytes);
   });
   if (all_mapped) return MemoryPath::kMapped;
-  if (allows(DirectAccess::kReadv) && request.nbytes() >= kLeastReadvBytes) {
+  // The kernel's copies are slower than a program's. They pay where they save one; a reduce_scatter makes as many either way.
+  if (allows(DirectAccess::kReadv) && request.nbytes() >= kLeastReadvBytes &&
+      request.collective != Collective::kReduceScatter) {
     return MemoryPath::kReadv;
   }
   return MemoryPath::kStaged;
@@ -124,7 +126,7 @@ void PeerTensors::read(const Group::Touching& touching, int rank, size_t place, 
   in_blocks(
       touching, rank, place, offset, nbytes,
       [&](const std::byte* from, size_t done, size_t here) {
-        if (from != to + done) std::memcpy(to + done, from, here);
+        if (from != to + done) cpu::copy(to + done, from, here, past_cache_);
       },
       [&](int pid, uint64_t from, size_t done, size_t here) {
         read_process(pid, from, to + done, here);
@@ -138,7 +140,7 @@ void PeerTensors::write(const Group::Touching& touching, int rank, size_t place,
   in_blocks(
       touching, rank, place, offset, nbytes,
       [&](std::byte* to, size_t done, size_t here) {
-        if (to != from + done) std::memcpy(to, from + done, here);
+        if (to != from + done) cpu::copy(to, from + done, here, past_cache_);
       },
       [&](int pid, uint64_t to, size_t done, size_t here) {
         write_process(pid, to, from + done, here);

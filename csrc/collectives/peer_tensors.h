@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "collectives/algorithm.h"
+#include "kernels/cpu/copy.h"
 
 namespace pycoll {
 
@@ -42,6 +43,13 @@ class Announcement {
   bool is_contiguous_ = true;
 };
 
+// Whether the tensors of all ranks together are larger than the cache, as far as one rank can tell.
+inline bool goes_past_cache(const Context& context) {
+  const Request& request = context.request;
+  const size_t numel = request.input.total_numel() + request.output.total_numel();
+  return cpu::exceeds_cache(numel * request.itemsize() * static_cast<size_t>(context.world_size()));
+}
+
 // The tensors of all ranks, as they have announced them; after the handshake.
 class PeerTensors {
  public:
@@ -49,7 +57,7 @@ class PeerTensors {
   // since nothing of it is to be reached.
   template <class AreaOf>
   PeerTensors(const Context& context, size_t num_places, const AreaOf& area_of)
-      : context_(context), num_places_(num_places) {
+      : context_(context), num_places_(num_places), past_cache_(goes_past_cache(context)) {
     for (int r = 0; r < context.world_size(); ++r) read_announcement(area_of(r));
     note_path();
   }
@@ -87,6 +95,7 @@ class PeerTensors {
 
   const Context& context_;
   const size_t num_places_;
+  const bool past_cache_;
   bool are_reachable_ = true;
   std::vector<MemoryPath> paths_;
   std::vector<uint64_t> addresses_;

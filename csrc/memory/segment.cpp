@@ -8,14 +8,38 @@
 
 #include "base/error.h"
 #include "base/process.h"
+#include "topology/partition.h"
 
 namespace pycoll {
 namespace {
 
 constexpr size_t kLeastReserved = size_t{16} << 20;
 
+// Large blocks begin at multiples of it, in the file and in every mapping, so that one entry of a page table can hold it.
+constexpr size_t kHugePage = size_t{2} << 20;
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+// Begins at a multiple of kHugePage. MAP_FAILED, with errno set, when there is no room.
 void* map_shared(int fd, size_t nbytes) {
-  return mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  void* room = mmap(nullptr, nbytes + kHugePage, PROT_NONE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) return MAP_FAILED;
+  auto* const begin = static_cast<std::byte*>(room);
+  const size_t before =
+      round_up(reinterpret_cast<size_t>(begin), kHugePage) - reinterpret_cast<size_t>(begin);
+  void* base = mmap(begin + before, nbytes, PROT_READ | PROT_WRITE,
+                    MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0);
+  const int code = errno;
+  if (before > 0) munmap(begin, before);
+  if (base == MAP_FAILED) {
+    munmap(begin + before, nbytes + kHugePage - before);
+  } else if (before < kHugePage) {
+    munmap(begin + before + nbytes, kHugePage - before);
+  }
+  errno = code;
+  return base;
 }
 
 }  // namespace
@@ -109,7 +133,16 @@ size_t Segment::lower_ceiling(size_t nbytes) {
 }
 
 void Segment::back(size_t offset, size_t nbytes) {
-  allocate_file(offset, nbytes, committed() + (reserved_ - ceiling()) - nbytes);
+  const size_t have = committed() + (reserved_ - ceiling()) - nbytes;
+  allocate_file(offset + nbytes - 1, 1, have);  // the file now reaches that far
+  // Huge pages where the kernel has some, whatever its setting for shared memory is: a copy between large tensors is bound by what
+  // the translation of addresses costs. Where it has none, nothing happens.
+  const size_t begin = round_up(offset, kHugePage);
+  const size_t end = (offset + nbytes) / kHugePage * kHugePage;
+  // The kernel wants a page of each to be there.
+  for (size_t at = begin; at < end; at += kHugePage) allocate_file(at, 1, have);
+  if (begin < end) madvise(base_ + begin, end - begin, MADV_COLLAPSE);
+  allocate_file(offset, nbytes, have);
   // One call instead of a fault a page. An older kernel faults.
   madvise(base_ + offset, nbytes, MADV_POPULATE_WRITE);
 }

@@ -12,6 +12,8 @@ namespace pycoll {
 namespace {
 
 constexpr size_t kMostBlock = size_t{1} << 46;
+// Blocks of this size and more begin at multiples of it (Segment::back()).
+constexpr size_t kHugePage = size_t{2} << 20;
 constexpr int64_t kPeakHalfLifeNs = 1'000'000'000;
 
 }  // namespace
@@ -118,14 +120,29 @@ void SharedHeap::trim_to(size_t most_cached) {
 
 // The smallest range without memory that fits, or a new one below all others.
 size_t SharedHeap::take_range(size_t nbytes) {
+  const size_t alignment = nbytes >= kHugePage ? kHugePage : kPageBytes;
+  const auto fits = [&](size_t begin, size_t available) {
+    const size_t skipped = round_up(begin, alignment) - begin;
+    return skipped <= available && nbytes <= available - skipped;
+  };
   auto best = ranges_.end();
   for (auto it = ranges_.begin(); it != ranges_.end(); ++it) {
-    if (it->second >= nbytes && (best == ranges_.end() || it->second < best->second)) best = it;
+    const bool is_smaller = best == ranges_.end() || it->second < best->second;
+    if (is_smaller && fits(it->first, it->second)) best = it;
   }
-  if (best == ranges_.end()) return segment_->lower_ceiling(nbytes);
-  const auto [offset, available] = *best;
-  ranges_.erase(best);
-  if (available > nbytes) ranges_.emplace(offset + nbytes, available - nbytes);
+  size_t begin, end, offset;
+  if (best != ranges_.end()) {
+    begin = best->first;
+    end = begin + best->second;
+    offset = round_up(begin, alignment);
+    ranges_.erase(best);
+  } else {
+    end = segment_->ceiling();
+    const size_t lowest = nbytes <= end ? (end - nbytes) / alignment * alignment : 0;
+    begin = offset = segment_->lower_ceiling(nbytes <= end ? end - lowest : nbytes);
+  }
+  if (offset > begin) ranges_.emplace(begin, offset - begin);
+  if (offset + nbytes < end) put_range(offset + nbytes, end - offset - nbytes);
   return offset;
 }
 

@@ -80,21 +80,26 @@ TEST(who_gives_up_waits_for_those_that_touch_its_tensor) {
 
 TEST(nobody_begins_after_a_member_has_given_up) {
   use_memory_path("mapped");
-  std::atomic<bool> aborted{false}, tried{false};
+  std::atomic<bool> aborted{false};
+  std::atomic<int> tried{0};
+  // Who has left could be named instead.
+  const auto until_all_have_tried = [&] {
+    while (tried < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
   run_runtimes(3, [&](Rank& rank) {
     const std::shared_ptr<Communicator> comm = rank.make_group();
     if (rank.rank() == 2) {
       comm->abort("rank 2 wants no more");
       aborted = true;
-      until(tried);
+      until_all_have_tried();
       return;
     }
     until(aborted);
     const std::string text = text_of([&] { Group::Touching touching(*comm->group()); });
     CHECK(contains(text, "rank 2") && contains(text, "wants no more"), "%s", text.c_str());
     CHECK(comm->group()->member(rank.rank()).page->touching.load() == 0);
-    if (rank.rank() == 0) tried = true;
-    until(tried);
+    ++tried;
+    until_all_have_tried();
   });
   use_memory_path("staged");
 }

@@ -10,16 +10,19 @@ namespace {
 constexpr size_t kInput = 0;
 
 // The user's input is this rank's chunk of the output; in place it already lies there.
-void copy_own(const Request& request, size_t rank) {
+void copy_own(const Context& context) {
+  const Request& request = context.request;
+  const size_t rank = static_cast<size_t>(context.rank());
   const size_t itemsize = request.itemsize();
+  const bool past_cache = goes_past_cache(context);
   request.input.for_each_run(
       0, 0, request.input.numel(0), itemsize, [&](std::byte* data, size_t offset, size_t numel) {
-        request.output.for_each_run(rank, offset, numel, itemsize,
-                                    [&](std::byte* out, size_t inner, size_t n) {
-                                      if (out != data + inner * itemsize) {
-                                        std::memmove(out, data + inner * itemsize, n * itemsize);
-                                      }
-                                    });
+        request.output.for_each_run(
+            rank, offset, numel, itemsize, [&](std::byte* out, size_t inner, size_t n) {
+              if (out != data + inner * itemsize) {
+                cpu::copy(out, data + inner * itemsize, n * itemsize, past_cache);
+              }
+            });
       });
 }
 
@@ -73,7 +76,7 @@ Task run(Context context) {
   const Request& request = context.request;
   const size_t most_numel = request.output.most_numel();
   const size_t most_bytes = request.wire_nbytes(most_numel);
-  if (!request.wire) copy_own(request, static_cast<size_t>(context.rank()));
+  if (!request.wire) copy_own(context);
   if (context.fits_payload(most_bytes)) {
     copy_from_peers(context, 0, most_numel, [&](int r) { return context.payload(r, most_bytes); });
     co_return;

@@ -23,12 +23,18 @@ std::byte* area_of(const Context& context, int rank) {
                             counts_bytes(context));
 }
 
-void copy_own(const Request& request, size_t me) {
+void copy_own(const Context& context) {
+  const Request& request = context.request;
+  const size_t me = static_cast<size_t>(context.rank());
   const size_t itemsize = request.itemsize();
-  request.input.for_each_run(me, 0, request.input.numel(me), itemsize,
-                             [&](std::byte* data, size_t offset, size_t numel) {
-                               request.output.copy_to_chunk(data, me, offset, numel, itemsize);
-                             });
+  const bool past_cache = goes_past_cache(context);
+  request.input.for_each_run(
+      me, 0, request.input.numel(me), itemsize, [&](std::byte* data, size_t offset, size_t numel) {
+        request.output.for_each_run(
+            me, offset, numel, itemsize, [&](std::byte* out, size_t inner, size_t n) {
+              cpu::copy(out, data + inner * itemsize, n * itemsize, past_cache);
+            });
+      });
 }
 
 // Whether `numel` elements fit beside the signal, behind the counts.
@@ -182,7 +188,7 @@ Task run(Context context) {
   const size_t itemsize = request.itemsize();
   const Counts counts(context);
   compare_counts(context, counts);
-  copy_own(request, me);
+  copy_own(context);
   if (fits_payload(context, counts.largest_total())) {
     for (int r = 0; r < context.world_size(); ++r) {
       if (r != context.rank()) copy_from_payload(context, counts, r);

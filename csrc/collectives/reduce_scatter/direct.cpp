@@ -65,28 +65,19 @@ bool publish(const Context& context) {
   return true;
 }
 
-// What has no address here is read into buffers, block by block.
+// Reachable inputs are mapped (Announcement::path).
 void reduce_from_tensors(const Context& context, const PeerTensors& tensors) {
   const Group::Touching touching(context.group);
   const Request& request = context.request;
   const size_t me = static_cast<size_t>(context.rank());
-  const size_t n = static_cast<size_t>(context.world_size());
   const size_t itemsize = request.itemsize();
-  const size_t block_numel =
-      std::max<size_t>(1, context.group.facts().staging_bytes / n / itemsize);
+  const size_t block_numel = std::max<size_t>(1, context.group.facts().staging_bytes / itemsize);
   const size_t my_numel = request.input.numel(me);
-  std::vector<std::vector<std::byte>> buffers(n);
   for (size_t begin = 0; begin < my_numel; begin += block_numel) {
     if (begin > 0) touching.check();
     const Range block{begin, std::min(block_numel, my_numel - begin)};
     reduce_own(context, block, [&](int r) -> const std::byte* {
-      const size_t offset = block.begin * itemsize, nbytes = block.numel * itemsize;
-      if (tensors.has_address(r)) return tensors.address(r, me, offset, nbytes);
-      std::vector<std::byte>& buffer = buffers[static_cast<size_t>(r)];
-      buffer.resize(block_numel * itemsize);
-      tensors.read(touching, r, me, offset, buffer.data(), nbytes);
-      context.event.bytes_read -= nbytes;  // counted with the others
-      return buffer.data();
+      return tensors.address(r, me, block.begin * itemsize, block.numel * itemsize);
     });
   }
 }
