@@ -32,7 +32,16 @@ DEFAULT_ARCHS = ("sm_80", "sm_90a", "sm_100")
 FLAGS = ("-std=c++20", "-O3", "-lineinfo", "-Xptxas", "-v", f"-I{ROOT / 'csrc'}")
 # Files whose functions move what vectors do not reach, and functions of others that do.
 EDGE_FILES = {"edges.cuh"}
-EDGE_FUNCTIONS = {"float_io.cuh": ("load_scalar", "store_scalar", "load_scale", "store_scale")}
+EDGE_FUNCTIONS = {
+    "float_io.cuh": (
+        "load_scalar",
+        "store_scalar",
+        "load_some",
+        "store_some",
+        "load_scale",
+        "store_scale",
+    )
+}
 NARROW_BYTES = 8
 VECTOR_BYTES = 16
 # These move no data of users.

@@ -1,10 +1,12 @@
-// The launchers for two element types only, so that a program with the kernels of another source tree is built in seconds.
+// The launchers for two element types only, and one quantised wire, so that a program with the kernels of another source tree is built in seconds.
+#include "kernels/cuda/all_gather_quantised.cuh"
 #include "kernels/cuda/all_gather_ring.cuh"
 #include "kernels/cuda/all_reduce_one_shot.cuh"
 #include "kernels/cuda/all_reduce_ring.cuh"
 #include "kernels/cuda/all_reduce_two_shot.cuh"
 #include "kernels/cuda/barrier.cuh"
 #include "kernels/cuda/exchange_direct.cuh"
+#include "kernels/cuda/quantised_wire.cuh"
 #include "kernels/cuda/reduce_scatter_direct.cuh"
 #include "kernels/cuda/reduce_scatter_ring.cuh"
 
@@ -21,6 +23,13 @@ void launch_few(const Args& args, LaunchConfig config, void* stream) {
   }
 }
 
+template <class Element>
+using AllReduceOneShot = AllReduceOneShotKernel<PlainWire<Element>>;
+template <class Element>
+using AllReduceTwoShot = AllReduceTwoShotKernel<PlainWire<Element>>;
+template <class Element>
+using ReduceScatterDirect = ReduceScatterDirectKernel<PlainWire<Element>>;
+
 }  // namespace
 
 void launch_barrier(const BarrierArgs& args, LaunchConfig config, void* stream) {
@@ -28,15 +37,15 @@ void launch_barrier(const BarrierArgs& args, LaunchConfig config, void* stream) 
 }
 void launch_all_reduce_one_shot(const AllReduceOneShotArgs& args, LaunchConfig config,
                                 void* stream) {
-  launch_few<AllReduceOneShotKernel>(args, config, stream);
+  launch_few<AllReduceOneShot>(args, config, stream);
 }
 void launch_all_reduce_two_shot(const AllReduceTwoShotArgs& args, LaunchConfig config,
                                 void* stream) {
-  launch_few<AllReduceTwoShotKernel>(args, config, stream);
+  launch_few<AllReduceTwoShot>(args, config, stream);
 }
 void launch_reduce_scatter_direct(const ReduceScatterDirectArgs& args, LaunchConfig config,
                                   void* stream) {
-  launch_few<ReduceScatterDirectKernel>(args, config, stream);
+  launch_few<ReduceScatterDirect>(args, config, stream);
 }
 void launch_all_reduce_ring(const AllReduceRingArgs& args, LaunchConfig config, void* stream) {
   if (args.protocol == Protocol::kSimple) {
@@ -59,6 +68,10 @@ void launch_all_gather_ring(const AllGatherRingArgs& args, LaunchConfig config, 
   } else {
     launch<AllGatherRingLL128Kernel<uint16_t>>(args, config, stream);
   }
+}
+void launch_all_gather_quantised(const AllGatherQuantisedArgs& args, LaunchConfig config,
+                                 void* stream) {
+  launch<AllGatherQuantisedKernel<QuantisedWire<Float32, Int8Code>>>(args, config, stream);
 }
 void launch_exchange_direct(const ExchangeDirectArgs& args, LaunchConfig config, void* stream) {
   launch<ExchangeDirectKernel<uint16_t>>(args, config, stream);

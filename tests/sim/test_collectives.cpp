@@ -22,6 +22,10 @@ constexpr DType kDTypes[] = {
 constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
 constexpr size_t kNumels[] = {0, 1, 7, 31, 127, 509, 1021};
 constexpr size_t kShifts[] = {0, 1, 3};
+// Elements as they are, and codes.
+constexpr DType kNoCodes = DType::kFloat64;
+constexpr DType kCodes[] = {kNoCodes, DType::kFloat8E4M3FN, DType::kFloat8E5M2, DType::kInt8};
+constexpr size_t kBlocks[] = {32, 64, 128, 256, 512};
 
 bool is_full() {
   const char* const value = std::getenv("PYCOLL_TEST_FULL");
@@ -30,7 +34,7 @@ bool is_full() {
 
 // Parameters by number, so that pairs can be told apart.
 struct Choice {
-  static constexpr int kNumParameters = 8;
+  static constexpr int kNumParameters = 9;
   int value[kNumParameters];
 
   static constexpr int num_values(int parameter) {
@@ -41,14 +45,20 @@ struct Choice {
                                            std::size(kWorldSizes),
                                            std::size(kNumels),
                                            std::size(kShifts),
-                                           2};
+                                           2,
+                                           std::size(kCodes)};
     return kNums[parameter];
   }
   bool is_possible() const {
     const CollectiveCase what = to_case();
     if (reduces(what.kernel) ? !is_valid(what.op, what.dtype) : what.op != ReduceOp::kSum)
       return false;
+    if (what.wire.is_quantised() && (!quantises(what.kernel) || !is_quantised_type(what.dtype)))
+      return false;
     return is_ring(what.kernel) || what.protocol == Protocol::kSimple;
+  }
+  static bool is_quantised_type(DType dtype) {
+    return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
   }
   CollectiveCase to_case() const {
     CollectiveCase what;
@@ -66,6 +76,10 @@ struct Choice {
     what.num_blocks = 1 + sum % 3;
     what.threads_per_block = 32 + 32 * (sum % 2);
     what.slot_units = what.numel > 500 ? 16 : 8;
+    if (kCodes[value[8]] != kNoCodes) {
+      what.wire = {kCodes[value[8]], kBlocks[sum % 5]};
+      what.slot_units = what.wire.block_numel / 16 * (1 + static_cast<size_t>(sum) % 2) + 1;
+    }
     return what;
   }
 };
@@ -131,17 +145,18 @@ TEST(pairwise_sample_of_everything) {
   CHECK(sample.size() > 150, "%zu cases are too few to hold all pairs", sample.size());
 }
 
-// Each kernel × dtype × op at every number of ranks. Sizes, alignments and places take turns.
+// Each kernel × dtype × op × codes at every number of ranks. Sizes, alignments and places take turns.
 TEST(full_matrix) {
   if (!is_full()) return;
   Choice choice{};
   uint64_t seed = 0;
   for (choice.value[0] = 0; choice.value[0] < kNumKernels; ++choice.value[0]) {
-    for (int i = 0; i < 2 * 17 * kNumReduceOps * 5; ++i) {
+    for (int i = 0; i < 4 * 2 * 17 * kNumReduceOps * 5; ++i) {
       choice.value[1] = i % 2;
       choice.value[2] = i / 2 % 17;
       choice.value[3] = i / 34 % kNumReduceOps;
-      choice.value[4] = i / 34 / kNumReduceOps;
+      choice.value[4] = i / 34 / kNumReduceOps % 5;
+      choice.value[8] = i / 34 / kNumReduceOps / 5;
       if (!choice.is_possible()) continue;
       ++seed;
       choice.value[5] = static_cast<int>(seed % std::size(kNumels));
