@@ -1,5 +1,7 @@
-"""Simulated CUDA kernels on torch's tensors, compared bit by bit with pycoll.reference: collectives here, the kernels behind
-pycoll.ops in test_ops.py and test_bucket_kernels.py."""
+"""Simulated CUDA kernels on torch's tensors, compared bit by bit with pycoll.reference.
+
+Collectives are here, the kernels behind pycoll.ops in test_ops.py and test_bucket_kernels.py.
+"""
 
 from __future__ import annotations
 

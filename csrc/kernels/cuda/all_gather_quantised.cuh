@@ -18,17 +18,17 @@ struct AllGatherQuantisedKernel {
     const Wire wire(args.wire, args.staging.slot_units);
     const TableSegments segments(args.chunks, args.group.world_size, wire.blocks_in_slot(),
                                  [&](size_t numel) { return wire.num_blocks(numel); });
-    run_iterations<DirectLanes>(
-        args, {}, nullptr, segments.largest(), [&](const DirectLanes& lanes, size_t j) {
-          const int area = static_cast<int>(j % kDirectAreas);
-          const auto done = static_cast<uint32_t>(j + 1);
-          send(args, lanes, wire, segments.segment(args.group.rank, j), area);
-          lanes.post(area, done, Everybody{});
-          if (!lanes.wait(area, done, Phase::kDirectIn, Everybody{})) return false;
-          lanes.for_each_peer(
-              [&](int src) { receive(args, lanes, wire, src, segments.segment(src, j), area); });
-          return true;
-        });
+    const auto iterate = [&](const DirectLanes& lanes, size_t j) {
+      const int area = static_cast<int>(j % kDirectAreas);
+      const auto done = static_cast<uint32_t>(j + 1);
+      send(args, lanes, wire, segments.segment(args.group.rank, j), area);
+      lanes.post(area, done, Everybody{});
+      if (!lanes.wait(area, done, Phase::kDirectIn, Everybody{})) return false;
+      lanes.for_each_peer(
+          [&](int src) { receive(args, lanes, wire, src, segments.segment(src, j), area); });
+      return true;
+    };
+    run_iterations<DirectLanes>(args, {}, nullptr, segments.largest(), iterate);
   }
 
  private:

@@ -17,20 +17,19 @@ struct AllReduceTwoShotKernel {
     const Wire wire(args.wire, args.staging.slot_units);
     const PartSegments segments(wire.num_blocks(args.numel), args.group.world_size,
                                 wire.blocks_in_slot());
+    const auto iterate = [&](const DirectLanes& lanes, size_t j) {
+      const auto done = static_cast<uint32_t>(j + 1);
+      send_inputs(args, lanes, wire, segments, j);
+      lanes.post(kIn, done, Everybody{});
+      if (!lanes.wait(kIn, done, Phase::kDirectIn, Everybody{})) return false;
+      reduce_own_chunk(args, lanes, wire, segments, j, factors);
+      lanes.post(kOut, done, Everybody{});
+      if (!lanes.wait(kOut, done, Phase::kDirectOut, Everybody{})) return false;
+      copy_results(args, lanes, wire, segments, j);
+      return true;
+    };
     run_iterations<DirectLanes>(args, {args.reduction.factor}, factors, segments.largest(),
-                                [&](const DirectLanes& lanes, size_t j) {
-                                  const auto done = static_cast<uint32_t>(j + 1);
-                                  send_inputs(args, lanes, wire, segments, j);
-                                  lanes.post(kIn, done, Everybody{});
-                                  if (!lanes.wait(kIn, done, Phase::kDirectIn, Everybody{}))
-                                    return false;
-                                  reduce_own_chunk(args, lanes, wire, segments, j, factors);
-                                  lanes.post(kOut, done, Everybody{});
-                                  if (!lanes.wait(kOut, done, Phase::kDirectOut, Everybody{}))
-                                    return false;
-                                  copy_results(args, lanes, wire, segments, j);
-                                  return true;
-                                });
+                                iterate);
   }
 
  private:

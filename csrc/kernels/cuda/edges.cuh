@@ -70,8 +70,6 @@ class Units {
         nbytes_(nbytes),
         num_vectors_(is_aligned(data) ? nbytes_ / sizeof(Vector16) : 0) {}
 
-  PYCOLL_DEVICE size_t num_units() const { return ceil_div(nbytes_, sizeof(Vector16)); }
-
   PYCOLL_DEVICE Vector16 load(size_t unit) const {
     const Byte* from = data_ + unit * sizeof(Vector16);
     if (unit < num_vectors_) return peer::load_plain(reinterpret_cast<const Vector16*>(from));

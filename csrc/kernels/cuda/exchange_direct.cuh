@@ -19,21 +19,21 @@ struct ExchangeDirectKernel {
     size_t most_bytes = 0;
     for (int rank = 0; rank < args.group.world_size; ++rank)
       if (bytes_with(args, rank) > most_bytes) most_bytes = bytes_with(args, rank);
-    run_iterations<DirectLanes>(
-        args, {1.0, args.send_bytes, args.receive_bytes}, nullptr, segments_of(args, most_bytes),
-        [&](const DirectLanes& lanes, size_t j) {
-          const int area = static_cast<int>(j % kDirectAreas);
-          const auto done = static_cast<uint32_t>(j + 1);
-          const auto is_active = [&](int rank) {
-            return segments_of(args, bytes_with(args, rank)).has(j);
-          };
-          lanes.for_each_peer([&](int dst) { send(args, lanes, dst, j, area); });
-          lanes.post(area, done, is_active);
-          copy_own(args, lanes.block(), j);
-          if (!lanes.wait(area, done, Phase::kDirectIn, is_active)) return false;
-          lanes.for_each_peer([&](int src) { receive(args, lanes, src, j, area); });
-          return true;
-        });
+    const auto iterate = [&](const DirectLanes& lanes, size_t j) {
+      const int area = static_cast<int>(j % kDirectAreas);
+      const auto done = static_cast<uint32_t>(j + 1);
+      const auto is_active = [&](int rank) {
+        return segments_of(args, bytes_with(args, rank)).has(j);
+      };
+      lanes.for_each_peer([&](int dst) { send(args, lanes, dst, j, area); });
+      lanes.post(area, done, is_active);
+      copy_own(args, lanes.block(), j);
+      if (!lanes.wait(area, done, Phase::kDirectIn, is_active)) return false;
+      lanes.for_each_peer([&](int src) { receive(args, lanes, src, j, area); });
+      return true;
+    };
+    run_iterations<DirectLanes>(args, {1.0, args.send_bytes, args.receive_bytes}, nullptr,
+                                segments_of(args, most_bytes), iterate);
   }
 
  private:

@@ -15,18 +15,18 @@ struct ReduceScatterDirectKernel {
     const Wire wire(args.wire, args.staging.slot_units);
     const TableSegments segments(args.chunks, args.group.world_size, wire.blocks_in_slot(),
                                  [&](size_t numel) { return wire.num_blocks(numel); });
-    run_iterations<DirectLanes>(
-        args, {args.reduction.factor}, factors, segments.largest(),
-        [&](const DirectLanes& lanes, size_t j) {
-          const int area = static_cast<int>(j % kDirectAreas);
-          const auto done = static_cast<uint32_t>(j + 1);
-          lanes.for_each_peer(
-              [&](int dst) { send(args, lanes, wire, dst, segments.segment(dst, j), area); });
-          lanes.post(area, done, Everybody{});
-          if (!lanes.wait(area, done, Phase::kDirectIn, Everybody{})) return false;
-          reduce(args, lanes, wire, segments.segment(args.group.rank, j), area, factors);
-          return true;
-        });
+    const auto iterate = [&](const DirectLanes& lanes, size_t j) {
+      const int area = static_cast<int>(j % kDirectAreas);
+      const auto done = static_cast<uint32_t>(j + 1);
+      lanes.for_each_peer(
+          [&](int dst) { send(args, lanes, wire, dst, segments.segment(dst, j), area); });
+      lanes.post(area, done, Everybody{});
+      if (!lanes.wait(area, done, Phase::kDirectIn, Everybody{})) return false;
+      reduce(args, lanes, wire, segments.segment(args.group.rank, j), area, factors);
+      return true;
+    };
+    run_iterations<DirectLanes>(args, {args.reduction.factor}, factors, segments.largest(),
+                                iterate);
   }
 
  private:
