@@ -46,6 +46,8 @@ NARROW_BYTES = 8
 VECTOR_BYTES = 16
 # These move no data of users.
 WITHOUT_VECTORS = ("BarrierKernel",)
+# No kernels in it.
+WITHOUT_KERNELS = {"library"}
 # Sources that need an architecture of at least so much.
 NEEDS_ARCH = {"all_reduce_multimem": 90}
 
@@ -292,7 +294,11 @@ class Report:
 def check_arch(arch: str, jobs: int, folder: Path) -> Report:
     folder.mkdir(parents=True, exist_ok=True)
     number = int(re.sub(r"\D", "", arch))
-    sources = [p for p in SOURCES.glob("*.cu") if number >= NEEDS_ARCH.get(p.stem, 0)]
+    sources = [
+        path
+        for path in SOURCES.glob("*.cu")
+        if path.stem not in WITHOUT_KERNELS and number >= NEEDS_ARCH.get(path.stem, 0)
+    ]
     sources.sort(key=lambda path: -path.stat().st_size)
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         compiled = list(pool.map(lambda source: compile_source(source, arch, folder), sources))

@@ -27,8 +27,8 @@ std::string CollectiveCase::text() const {
                                     std::to_string(wire.block_numel)
                               : "") +
          " numel=" + std::to_string(numel) + " shift=" + std::to_string(shift) +
-         (in_place ? " in place" : "") + " blocks=" + std::to_string(num_blocks) +
-         " threads=" + std::to_string(threads_per_block);
+         (tells_lead ? " told" : "") + (in_place ? " in place" : "") +
+         " blocks=" + std::to_string(num_blocks) + " threads=" + std::to_string(threads_per_block);
 }
 
 namespace {
@@ -48,16 +48,17 @@ class CaseRun {
                 .threads_per_block = what.threads_per_block,
                 .slot_units = what.slot_units,
                 .capacity_units =
-                    round_up(cuda::packet_units(what.numel, what.dtype, what.wire) + 1, 8),
+                    round_up(cuda::packet_units(what.numel, what.dtype, what.wire) + 2, 8),
                 .protocol = what.protocol},
                options) {
     group_.set_epochs(what.first_epoch);
     cut_chunks();
   }
 
-  std::string run() {
+  std::string run(uint64_t* accesses) {
     for (int call = 0; call < what_.num_calls; ++call) prepare(call);
     const Report report = group_.simulation.run();
+    if (accesses != nullptr) *accesses = report.accesses;
     if (!report.done()) return report.text;
     for (int call = 0; call < what_.num_calls; ++call) {
       for (int rank = 0; rank < what_.world_size; ++rank) {
@@ -118,6 +119,10 @@ class CaseRun {
     }
   }
 
+  size_t lead() const {
+    const size_t bytes = what_.shift * item_ % 16;
+    return what_.tells_lead && bytes % item_ == 0 ? bytes : 0;
+  }
   int divisor() const { return what_.op == ReduceOp::kAvg ? n() : 0; }
   static double factor(int rank) { return 0.5 + 0.37 * rank; }
   int root() const { return n() - 1; }
@@ -189,9 +194,13 @@ class CaseRun {
         Bytes all;
         const size_t per_unit = 16 / item_;
         for (int chunk = 0; chunk < n(); ++chunk) {
-          const Range units = part(ceil_div(what_.numel * item_, 16), at(n()), at(chunk));
-          const size_t begin = std::min(what_.numel, units.begin * per_unit);
-          const size_t end = std::min(what_.numel, (units.begin + units.numel) * per_unit);
+          const size_t head = lead() / item_;  // elements that unit 0 lacks
+          const size_t num_units = what_.numel == 0 ? 0 : ceil_div(head + what_.numel, per_unit);
+          const Range units = part(num_units, at(n()), at(chunk));
+          const auto place = [&](size_t unit) {
+            return std::min(what_.numel, std::max(head, unit * per_unit) - head);
+          };
+          const size_t begin = place(units.begin), end = place(units.begin + units.numel);
           const Bytes one = reduced(inputs, begin, end - begin, (chunk + 1) % n());
           all.insert(all.end(), one.begin(), one.end());
         }
@@ -311,6 +320,7 @@ class CaseRun {
     if constexpr (requires { args.chunks; })
       args.chunks =
           requires { args.protocol; } && !requires { args.reduction; } ? bytes_ : elements_;
+    if constexpr (requires { args.lead_bytes; }) args.lead_bytes = lead();
     if constexpr (requires { args.wire; }) args.wire = what_.wire;
     if constexpr (requires { args.dtype; }) args.dtype = what_.dtype;
   }
@@ -413,8 +423,8 @@ class CaseRun {
 
 }  // namespace
 
-std::string run_case(const CollectiveCase& what, const Options& options) {
-  const std::string complaint = CaseRun(what, options).run();
+std::string run_case(const CollectiveCase& what, const Options& options, uint64_t* accesses) {
+  const std::string complaint = CaseRun(what, options).run(accesses);
   return complaint.empty() ? "" : what.text() + ": " + complaint;
 }
 

@@ -41,8 +41,9 @@ struct CollectiveCase {
   ReduceOp op = ReduceOp::kSum;
   cuda::WireFormat wire = {};
   int world_size = 2;
-  size_t numel = 17;  // of all_reduce and broadcast; elsewhere of the largest chunk
-  size_t shift = 0;   // elements between a multiple of 16 bytes and the data
+  size_t numel = 17;        // of all_reduce and broadcast; elsewhere of the largest chunk
+  size_t shift = 0;         // elements between a multiple of 16 bytes and the data
+  bool tells_lead = false;  // the kernels know the shift
   bool in_place = false;
   int num_blocks = 2;
   int threads_per_block = 32;
@@ -54,6 +55,7 @@ struct CollectiveCase {
 };
 
 // Empty, or what went wrong.
-std::string run_case(const CollectiveCase& what, const Options& options);
+std::string run_case(const CollectiveCase& what, const Options& options,
+                     uint64_t* accesses = nullptr);
 
 }  // namespace pycoll::sim

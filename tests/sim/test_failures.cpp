@@ -287,7 +287,7 @@ struct FarKernel {
   static constexpr int kMaxThreads = 32;
   static void run(const Args& args) {
     const size_t unit = args.first_unit + threadIdx.x;
-    const auto output = cuda::output_units<cuda::BFloat16>(args.data, 0, args.numel);
+    const auto output = cuda::output_units<cuda::BFloat16>(args.data, args.numel, 0);
     if (unit < ceil_div(args.numel * 2, 16))
       output.store(unit, {{uint32_t(unit), uint32_t(unit >> 32), 3, 4}});
   }

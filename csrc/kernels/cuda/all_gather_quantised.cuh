@@ -15,9 +15,10 @@ struct AllGatherQuantisedKernel {
   static constexpr int kMaxThreads = 256;
 
   static PYCOLL_DEVICE void run(const Args& args) {
-    const Wire wire(args.wire, args.staging.slot_units);
-    const TableSegments segments(args.chunks, args.group.world_size, wire.blocks_in_slot(),
-                                 [&](size_t numel) { return wire.num_blocks(numel); });
+    const Wire wire(args.wire, args.staging.slot_units, 0);
+    const TableSegments segments(args.group.world_size, wire.blocks_in_slot(), [&](int rank) {
+      return wire.num_blocks(args.chunks.begin[rank], args.chunks.numel[rank]);
+    });
     const auto iterate = [&](const DirectLanes& lanes, size_t j) {
       const int area = static_cast<int>(j % kDirectAreas);
       const auto done = static_cast<uint32_t>(j + 1);
@@ -35,7 +36,9 @@ struct AllGatherQuantisedKernel {
   using Position = typename Wire::Position;
 
   static PYCOLL_DEVICE auto output_chunk(const Args& args, const Wire& wire, int rank) {
-    return wire.target(args.output, args.chunks.begin[rank], args.chunks.numel[rank]);
+    const size_t begin = args.chunks.begin[rank];
+    return wire.target(const_cast<void*>(wire.at(args.output, begin)), begin,
+                       args.chunks.numel[rank]);
   }
 
   // To all peers, and to the own output; the input may be where that is.

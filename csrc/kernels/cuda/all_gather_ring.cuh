@@ -12,14 +12,18 @@ struct AllGatherRingKernel {
   static constexpr int kMaxThreads = 256;
 
   static PYCOLL_DEVICE void run(const Args& args) {
-    const TableSegments segments(args.chunks, args.group.world_size, args.staging.slot_units,
-                                 [](size_t nbytes) { return ceil_div(nbytes, kUnitBytes); });
+    const TableSegments segments(args.group.world_size, args.staging.slot_units, [&](int rank) {
+      return num_units(lead(args, rank), args.chunks.numel[rank]);
+    });
     run_iterations<Lanes>(args, {}, nullptr, segments.largest(), [&](Lanes& lanes, size_t j) {
       return go_around(args, lanes, [&](int chunk) { return segments.segment(chunk, j); });
     });
   }
 
  private:
+  static PYCOLL_DEVICE size_t lead(const Args& args, int rank) {
+    return lead_at(args.lead_bytes, args.chunks.begin[rank]);
+  }
   static PYCOLL_DEVICE std::byte* output_chunk(const Args& args, int rank) {
     return static_cast<std::byte*>(args.output) + args.chunks.begin[rank];
   }
@@ -32,13 +36,14 @@ struct AllGatherRingKernel {
       const int chunk = ring::all_gather_chunk(args.group.rank, step, n);
       const Range segment = segment_of(chunk);
       const size_t nbytes = args.chunks.numel[chunk];
-      const Units<Part, std::byte> output(output_chunk(args, chunk), nbytes);
+      const Units<Part, std::byte> output(output_chunk(args, chunk), nbytes, lead(args, chunk));
       const bool sends = step + 1 < n;
       if (step > 0) {
         if (!hand_on(lanes, output, segment, sends)) return false;
         continue;
       }
-      const Units<Part, const std::byte> input(static_cast<const std::byte*>(args.input), nbytes);
+      const Units<Part, const std::byte> input(static_cast<const std::byte*>(args.input), nbytes,
+                                               lead(args, chunk));
       const bool copies = args.input != output_chunk(args, chunk);
       if (!send_own(lanes, input, output, segment, copies, sends)) return false;
     }

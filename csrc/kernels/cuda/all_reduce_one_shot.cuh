@@ -37,7 +37,7 @@ struct AllReduceOneShotKernel {
     const BlockGroup block;
     const uint32_t epoch = next_epoch(args.group.epochs);
     if (!block.all(!aborted(args.group.watch))) return;
-    const Wire wire(args.wire, args.capacity_units);
+    const Wire wire(args.wire, args.capacity_units, args.lead_bytes);
     send(args, wire, block, epoch);
     if (!block.all(receive_headers(args, block, epoch, factors))) return;
     if (reduce(args, wire, block, epoch, factors)) end_epoch(block, args.group.epochs, epoch);
@@ -69,7 +69,7 @@ struct AllReduceOneShotKernel {
     if (block_index() == 0) send_headers(args, block, epoch);
     const Share share = share_of_grid(block);
     const auto input = wire.source(args.input, 0, args.numel);
-    const size_t num_blocks = wire.num_blocks(args.numel);
+    const size_t num_blocks = wire.num_blocks(0, args.numel);
     wire.for_each(share, num_blocks, [&](const Position& at) {
       const auto item = wire.load(input, 0, at);
       for_each_peer(
@@ -129,7 +129,7 @@ struct AllReduceOneShotKernel {
                                    uint32_t epoch, const double* factors) {
     const auto input = wire.source(args.input, 0, args.numel);
     const auto output = wire.target(args.output, 0, args.numel);
-    return wire.for_each(share_of_grid(block), wire.num_blocks(args.numel),
+    return wire.for_each(share_of_grid(block), wire.num_blocks(0, args.numel),
                          [&](const Position& at) {
                            RankOrderSum<Wire> sum(args.reduction, factors);
                            if (!add_all(args, wire, epoch, at, wire.load(input, 0, at), sum))

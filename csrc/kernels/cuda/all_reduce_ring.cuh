@@ -15,8 +15,8 @@ struct AllReduceRingKernel {
 
   static PYCOLL_DEVICE void run(const Args& args) {
     constexpr size_t kItem = sizeof(typename Element::Storage);
-    const PartSegments segments(ceil_div(args.numel * kItem, kUnitBytes), args.group.world_size,
-                                args.staging.slot_units);
+    const PartSegments segments(num_units(args.lead_bytes, args.numel * kItem),
+                                args.group.world_size, args.staging.slot_units);
     run_iterations<Lanes>(args, {}, nullptr, segments.largest(), [&](Lanes& lanes, size_t j) {
       return go_around(args, lanes, [&](int chunk) { return segments.segment(chunk, j); });
     });
@@ -27,8 +27,8 @@ struct AllReduceRingKernel {
   template <class SegmentOf>
   static PYCOLL_DEVICE bool go_around(const Args& args, Lanes& lanes, SegmentOf segment_of) {
     const int n = args.group.world_size;
-    const auto input = input_units<Element>(args.input, 0, args.numel);
-    const auto output = output_units<Element>(args.output, 0, args.numel);
+    const auto input = input_units<Element>(args.input, args.numel, args.lead_bytes);
+    const auto output = output_units<Element>(args.output, args.numel, args.lead_bytes);
     RingSteps<Element, Lanes> steps(lanes, args.reduction);
     const int num_steps = 2 * n - 1;
     for (int step = 0; step < num_steps; ++step) {

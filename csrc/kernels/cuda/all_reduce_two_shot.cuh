@@ -14,8 +14,8 @@ struct AllReduceTwoShotKernel {
 
   static PYCOLL_DEVICE void run(const Args& args) {
     PYCOLL_SHARED(double, factors, kMaxRanks);
-    const Wire wire(args.wire, args.staging.slot_units);
-    const PartSegments segments(wire.num_blocks(args.numel), args.group.world_size,
+    const Wire wire(args.wire, args.staging.slot_units, args.lead_bytes);
+    const PartSegments segments(wire.num_blocks(0, args.numel), args.group.world_size,
                                 wire.blocks_in_slot());
     const auto iterate = [&](const DirectLanes& lanes, size_t j) {
       const auto done = static_cast<uint32_t>(j + 1);

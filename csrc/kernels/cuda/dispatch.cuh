@@ -20,11 +20,17 @@ inline void check_reduction(const Reduction& reduction) {
   PYCOLL_CHECK(reduction.op != ReduceOp::kAvg || reduction.divisor > 0);
 }
 
+inline void check_lead(size_t lead_bytes, size_t item) {
+  PYCOLL_CHECK_ARG(lead_bytes < kUnitBytes && lead_bytes % item == 0, "lead_bytes is ", lead_bytes,
+                   " with elements of ", item, " bytes; give a multiple of them below 16");
+}
+
 // Launches Kernel<Element> for the reduction's element type. `Kernel` is a template of one parameter.
 template <template <class> class Kernel, class Args>
 void launch_reduction(const Args& args, LaunchConfig config, void* stream) {
   check_grid(config);
   check_reduction(args.reduction);
+  check_lead(args.lead_bytes, itemsize(args.reduction.dtype));
   switch (args.reduction.dtype) {
     case DType::kFloat64:
       return launch<Kernel<Float64>>(args, config, stream);

@@ -50,10 +50,10 @@ struct ExchangeDirectKernel {
     return sent > received ? sent : received;
   }
   static PYCOLL_DEVICE Source source(const Args& args, int rank) {
-    return {static_cast<const std::byte*>(args.send[rank]), args.send_bytes[rank]};
+    return {static_cast<const std::byte*>(args.send[rank]), args.send_bytes[rank], 0};
   }
   static PYCOLL_DEVICE Target target(const Args& args, int rank) {
-    return {static_cast<std::byte*>(args.receive[rank]), args.receive_bytes[rank]};
+    return {static_cast<std::byte*>(args.receive[rank]), args.receive_bytes[rank], 0};
   }
 
   static PYCOLL_DEVICE void send(const Args& args, const DirectLanes& lanes, int dst,

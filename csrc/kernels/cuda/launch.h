@@ -87,6 +87,10 @@ PYCOLL_HOST_DEVICE constexpr size_t quantised_slot_blocks(size_t slot_units, siz
   return slot_units * kUnitBytes / (block_numel + sizeof(float));
 }
 
+// `lead_bytes` in arguments: where all ranks' data begins equally far behind a multiple of 16 bytes, that distance (of reduce_scatter
+// the input's, of all_gather the output's); a multiple of the element's size. Equal on all ranks; 0 is always right. Units of 16
+// bytes are counted so that they are aligned there, so all but a head and a tail moves in vectors.
+
 // ---- barrier
 
 struct BarrierArgs {
@@ -112,8 +116,9 @@ constexpr size_t ll_mailbox_bytes(int world_size, size_t capacity_units) {
 }
 
 // Units of 16 bytes in which data travels by packets.
-constexpr size_t packet_units(size_t numel, DType dtype, const WireFormat& wire) {
-  if (wire.block_numel == 0) return ceil_div(numel * itemsize(dtype), kUnitBytes);
+constexpr size_t packet_units(size_t numel, DType dtype, const WireFormat& wire,
+                              size_t lead_bytes = 0) {
+  if (wire.block_numel == 0) return ceil_div(numel * itemsize(dtype) + lead_bytes, kUnitBytes);
   return ceil_div(numel, wire.block_numel) * (wire.block_numel / kUnitBytes + 1);
 }
 
@@ -123,6 +128,7 @@ struct AllReduceOneShotArgs {
   const void* input = nullptr;
   void* output = nullptr;  // the same as input, or memory that does not overlap it
   size_t numel = 0;
+  size_t lead_bytes = 0;
   Reduction reduction;
   WireFormat wire;
   PeerTable mailboxes;        // ll_mailbox_bytes of each rank, 128-byte aligned, zero at first
@@ -159,6 +165,7 @@ struct AllReduceTwoShotArgs {
   const void* input = nullptr;
   void* output = nullptr;  // the same as input, or memory that does not overlap it
   size_t numel = 0;
+  size_t lead_bytes = 0;
   Reduction reduction;
   WireFormat wire;
   DirectStaging staging;  // of a quantised wire at least a block and its scale fit a slot
@@ -173,6 +180,7 @@ struct ReduceScatterDirectArgs {
   const void* input = nullptr;  // all chunks
   void* output = nullptr;       // this rank's chunk; it may be where that chunk is in the input
   ChunkTable chunks;            // of elements; on a quantised wire blocks begin with each chunk
+  size_t lead_bytes = 0;
   Reduction reduction;
   WireFormat wire;
   DirectStaging staging;
@@ -277,6 +285,7 @@ struct AllReduceRingArgs {
   const void* input = nullptr;
   void* output = nullptr;  // the same as input, or memory that does not overlap it
   size_t numel = 0;
+  size_t lead_bytes = 0;
   Reduction reduction;
   RingStaging staging;
 };
@@ -290,6 +299,7 @@ struct ReduceScatterRingArgs {
   const void* input = nullptr;  // all chunks
   void* output = nullptr;       // this rank's chunk; it may be where that chunk is in the input
   ChunkTable chunks;            // of elements
+  size_t lead_bytes = 0;
   Reduction reduction;
   RingStaging staging;
 };
@@ -304,6 +314,7 @@ struct AllGatherRingArgs {
   const void* input = nullptr;  // this rank's chunk; it may be where that chunk is in the output
   void* output = nullptr;       // all chunks
   ChunkTable chunks;            // of bytes
+  size_t lead_bytes = 0;
   RingStaging staging;
 };
 

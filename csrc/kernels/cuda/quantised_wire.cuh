@@ -65,12 +65,14 @@ class QuantisedWire {
   static constexpr int kPacketBatch = 2;
   static constexpr int kPacketThreads = 256;
 
-  PYCOLL_DEVICE QuantisedWire(const WireFormat& format, size_t slot_units)
+  PYCOLL_DEVICE QuantisedWire(const WireFormat& format, size_t slot_units, size_t)
       : block_numel_(format.block_numel),
         lanes_(static_cast<int>(format.block_numel) / kRun),
         slot_blocks_(quantised_slot_blocks(slot_units, format.block_numel)) {}
 
-  PYCOLL_DEVICE size_t num_blocks(size_t numel) const { return ceil_div(numel, block_numel_); }
+  PYCOLL_DEVICE size_t num_blocks(size_t, size_t numel) const {
+    return ceil_div(numel, block_numel_);
+  }
   PYCOLL_DEVICE size_t blocks_in_slot() const { return slot_blocks_; }
   PYCOLL_DEVICE size_t units_in_packets(size_t num_blocks) const {
     return num_blocks * (static_cast<size_t>(lanes_) + 1);
@@ -91,11 +93,14 @@ class QuantisedWire {
   PYCOLL_DEVICE bool has(const Position& at) const { return at.is_there; }
   PYCOLL_DEVICE bool all(bool condition) const { return WarpGroup{}.all(condition); }
 
-  PYCOLL_DEVICE Source source(const void* data, size_t begin, size_t numel) const {
-    return {static_cast<const std::byte*>(data) + begin * kItem, numel};
+  PYCOLL_DEVICE Source source(const void* chunk, size_t, size_t numel) const {
+    return {static_cast<const std::byte*>(chunk), numel};
   }
-  PYCOLL_DEVICE Target target(void* data, size_t begin, size_t numel) const {
-    return {static_cast<std::byte*>(data) + begin * kItem, numel};
+  PYCOLL_DEVICE Target target(void* chunk, size_t, size_t numel) const {
+    return {static_cast<std::byte*>(chunk), numel};
+  }
+  static PYCOLL_DEVICE const void* at(const void* data, size_t index) {
+    return element_at<Data>(data, index);
   }
   PYCOLL_DEVICE Item load(const Source& source, size_t begin, const Position& at) const {
     float x[kRun] = {};

@@ -12,9 +12,10 @@ struct ReduceScatterDirectKernel {
 
   static PYCOLL_DEVICE void run(const Args& args) {
     PYCOLL_SHARED(double, factors, kMaxRanks);
-    const Wire wire(args.wire, args.staging.slot_units);
-    const TableSegments segments(args.chunks, args.group.world_size, wire.blocks_in_slot(),
-                                 [&](size_t numel) { return wire.num_blocks(numel); });
+    const Wire wire(args.wire, args.staging.slot_units, args.lead_bytes);
+    const TableSegments segments(args.group.world_size, wire.blocks_in_slot(), [&](int rank) {
+      return wire.num_blocks(args.chunks.begin[rank], args.chunks.numel[rank]);
+    });
     const auto iterate = [&](const DirectLanes& lanes, size_t j) {
       const int area = static_cast<int>(j % kDirectAreas);
       const auto done = static_cast<uint32_t>(j + 1);
@@ -33,7 +34,8 @@ struct ReduceScatterDirectKernel {
   using Position = typename Wire::Position;
 
   static PYCOLL_DEVICE auto input_chunk(const Args& args, const Wire& wire, int rank) {
-    return wire.source(args.input, args.chunks.begin[rank], args.chunks.numel[rank]);
+    const size_t begin = args.chunks.begin[rank];
+    return wire.source(wire.at(args.input, begin), begin, args.chunks.numel[rank]);
   }
 
   static PYCOLL_DEVICE void send(const Args& args, const DirectLanes& lanes, const Wire& wire,
@@ -50,7 +52,7 @@ struct ReduceScatterDirectKernel {
                                    Range segment, int area, const double* factors) {
     const int self = args.group.rank;
     const auto input = input_chunk(args, wire, self);
-    const auto output = wire.target(args.output, 0, args.chunks.numel[self]);
+    const auto output = wire.target(args.output, args.chunks.begin[self], args.chunks.numel[self]);
     wire.for_each(share_of_thread(lanes.block()), segment.numel, [&](const Position& at) {
       const auto own = wire.load(input, segment.begin, at);
       RankOrderSum<Wire> sum(args.reduction, factors);

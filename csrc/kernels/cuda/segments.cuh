@@ -57,31 +57,25 @@ class PartSegments {
   size_t segment_numel_;
 };
 
-// Of chunks that the caller has cut. `count(numel)` says how many blocks of the wire an entry of the table has.
+// Of chunks that the caller has cut. `count(rank)` says how many blocks of the wire a rank's chunk has.
 template <class Count>
 class TableSegments {
  public:
-  PYCOLL_DEVICE TableSegments(const ChunkTable& chunks, int world_size, size_t segment_numel,
-                              Count count)
-      : chunks_(chunks), world_size_(world_size), segment_numel_(segment_numel), count_(count) {}
+  PYCOLL_DEVICE TableSegments(int world_size, size_t segment_numel, Count count)
+      : world_size_(world_size), segment_numel_(segment_numel), count_(count) {}
 
   PYCOLL_DEVICE BlockSegments largest() const {
-    int largest = 0;
-    for (int rank = 1; rank < world_size_; ++rank)
-      if (chunks_.numel[rank] > chunks_.numel[largest]) largest = rank;
-    return of_chunk(largest);
+    size_t largest = 0;
+    for (int rank = 0; rank < world_size_; ++rank)
+      if (count_(rank) > largest) largest = count_(rank);
+    return {largest, segment_numel_};
   }
   // Of the rank's chunk.
   PYCOLL_DEVICE Range segment(int rank, size_t iteration) const {
-    return of_chunk(rank).segment(iteration);
+    return BlockSegments(count_(rank), segment_numel_).segment(iteration);
   }
 
  private:
-  PYCOLL_DEVICE BlockSegments of_chunk(int rank) const {
-    return {count_(chunks_.numel[rank]), segment_numel_};
-  }
-
-  const ChunkTable& chunks_;
   const int world_size_;
   const size_t segment_numel_;
   const Count count_;

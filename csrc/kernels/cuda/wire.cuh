@@ -4,6 +4,7 @@
 // What travels is cut into *blocks*, and threads share out the blocks of a segment: for_each() gives a thread its positions, one
 // after another, together with those of its warp where the wire needs that. At a position
 //
+//   source(chunk, ...), target(...)         elements in user memory
 //   load(source, begin, at) -> Item         takes the elements from user memory as they will travel
 //   put(slot, at, item), get(slot, at)      to and from a slot
 //   send(stripe, at, item), look(stripe, at) -> Packets, item(packets)      the same by LL packets
@@ -44,10 +45,12 @@ class PlainWire {
   static constexpr int kPacketBatch = 4;
   static constexpr int kPacketThreads = 512;
 
-  PYCOLL_DEVICE PlainWire(const WireFormat&, size_t slot_units) : slot_units_(slot_units) {}
+  PYCOLL_DEVICE PlainWire(const WireFormat&, size_t slot_units, size_t lead_bytes)
+      : slot_units_(slot_units), lead_bytes_(lead_bytes) {}
 
-  PYCOLL_DEVICE size_t num_blocks(size_t numel) const {
-    return ceil_div(numel * kItem, kUnitBytes);
+  // Of elements that begin with element `begin` of what the lead is told of.
+  PYCOLL_DEVICE size_t num_blocks(size_t begin, size_t numel) const {
+    return num_units(lead(begin), numel * kItem);
   }
   PYCOLL_DEVICE size_t blocks_in_slot() const { return slot_units_; }
   PYCOLL_DEVICE size_t units_in_packets(size_t num_blocks) const { return num_blocks; }
@@ -63,11 +66,15 @@ class PlainWire {
   // Of the threads that go through positions together.
   PYCOLL_DEVICE bool all(bool condition) const { return condition; }
 
-  PYCOLL_DEVICE Source source(const void* data, size_t begin, size_t numel) const {
-    return input_units<Element>(data, begin, numel);
+  // `chunk` is where they are.
+  PYCOLL_DEVICE Source source(const void* chunk, size_t begin, size_t numel) const {
+    return input_units<Element>(chunk, numel, lead(begin));
   }
-  PYCOLL_DEVICE Target target(void* data, size_t begin, size_t numel) const {
-    return output_units<Element>(data, begin, numel);
+  PYCOLL_DEVICE Target target(void* chunk, size_t begin, size_t numel) const {
+    return output_units<Element>(chunk, numel, lead(begin));
+  }
+  static PYCOLL_DEVICE const void* at(const void* data, size_t index) {
+    return element_at<Element>(data, index);
   }
   PYCOLL_DEVICE Item load(const Source& source, size_t begin, const Position& at) const {
     return source.load(begin + at.block);
@@ -102,7 +109,10 @@ class PlainWire {
 
  private:
   static constexpr size_t kItem = sizeof(typename Element::Storage);
+  PYCOLL_DEVICE size_t lead(size_t begin) const { return lead_at(lead_bytes_, begin * kItem); }
+
   const size_t slot_units_;
+  const size_t lead_bytes_;
 };
 
 // ---- reductions in rank order
