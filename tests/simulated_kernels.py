@@ -36,7 +36,7 @@ DTYPES = (
     torch.uint32,
     torch.uint64,
     torch.bool,
-    None,
+    torch.complex32,
     torch.complex64,
     torch.complex128,
 )

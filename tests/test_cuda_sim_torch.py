@@ -62,7 +62,7 @@ def make_inputs(dtype: torch.dtype, numel: int, world_size: int) -> list[Tensor]
             x = (torch.randn(numel, generator=generator) * 4).to(dtype)
             x[rank + 5] = torch.nan
         elif dtype.is_complex:
-            x = torch.randn(numel, generator=generator, dtype=dtype)
+            x = torch.randn(numel, generator=generator, dtype=torch.complex64).to(dtype)
         else:
             high = 2 if dtype == torch.bool else 256
             shape = (numel * dtype.itemsize,)

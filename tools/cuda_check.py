@@ -49,7 +49,7 @@ WITHOUT_VECTORS = ("BarrierKernel",)
 # No kernels in it.
 WITHOUT_KERNELS = {"library"}
 # Sources that need an architecture of at least so much.
-NEEDS_ARCH = {"all_reduce_multimem": 90}
+NEEDS_ARCH = {"multimem": 90}
 
 
 @dataclass

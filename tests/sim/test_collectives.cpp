@@ -14,11 +14,12 @@ namespace {
 
 using cuda::Protocol;
 
-constexpr DType kDTypes[] = {
-    DType::kFloat64,    DType::kFloat32,   DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3FN,
-    DType::kFloat8E5M2, DType::kInt8,      DType::kInt16,   DType::kInt32,    DType::kInt64,
-    DType::kUInt8,      DType::kUInt16,    DType::kUInt32,  DType::kUInt64,   DType::kBool,
-    DType::kComplex64,  DType::kComplex128};
+constexpr DType kDTypes[] = {DType::kFloat64,   DType::kFloat32,      DType::kFloat16,
+                             DType::kBFloat16,  DType::kFloat8E4M3FN, DType::kFloat8E5M2,
+                             DType::kInt8,      DType::kInt16,        DType::kInt32,
+                             DType::kInt64,     DType::kUInt8,        DType::kUInt16,
+                             DType::kUInt32,    DType::kUInt64,       DType::kBool,
+                             DType::kComplex32, DType::kComplex64,    DType::kComplex128};
 constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
 constexpr size_t kNumels[] = {0, 1, 7, 31, 127, 509, 1021};
 constexpr size_t kShifts[] = {0, 1, 3};
@@ -149,15 +150,16 @@ TEST(pairwise_sample_of_everything) {
 // Each kernel × dtype × op × codes at every number of ranks. Sizes, alignments and places take turns.
 TEST(full_matrix) {
   if (!is_full()) return;
+  constexpr int kTypes = static_cast<int>(std::size(kDTypes));
   Choice choice{};
   uint64_t seed = 0;
   for (choice.value[0] = 0; choice.value[0] < kNumKernels; ++choice.value[0]) {
-    for (int i = 0; i < 4 * 2 * 17 * kNumReduceOps * 5; ++i) {
+    for (int i = 0; i < 4 * 2 * kTypes * kNumReduceOps * 5; ++i) {
       choice.value[1] = i % 2;
-      choice.value[2] = i / 2 % 17;
-      choice.value[3] = i / 34 % kNumReduceOps;
-      choice.value[4] = i / 34 / kNumReduceOps % 5;
-      choice.value[8] = i / 34 / kNumReduceOps / 5;
+      choice.value[2] = i / 2 % kTypes;
+      choice.value[3] = i / (2 * kTypes) % kNumReduceOps;
+      choice.value[4] = i / (2 * kTypes) / kNumReduceOps % 5;
+      choice.value[8] = i / (2 * kTypes) / kNumReduceOps / 5;
       if (!choice.is_possible()) continue;
       ++seed;
       choice.value[5] = static_cast<int>(seed % std::size(kNumels));

@@ -62,6 +62,8 @@ void launch_reduction(const Args& args, LaunchConfig config, void* stream) {
       return launch<Kernel<UInt64>>(args, config, stream);
     case DType::kBool:
       return launch<Kernel<Bool>>(args, config, stream);
+    case DType::kComplex32:
+      return launch<Kernel<Complex32>>(args, config, stream);
     case DType::kComplex64:
       return launch<Kernel<Complex64>>(args, config, stream);
     case DType::kComplex128:

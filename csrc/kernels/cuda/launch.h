@@ -321,18 +321,46 @@ struct AllGatherRingArgs {
 void launch_all_gather_ring(const AllGatherRingArgs& args, LaunchConfig config, void* stream);
 
 // ---- multimem: the switch adds and copies (sm_90 and later, NVSwitch). Not run by the simulator.
+//
+// Order and rounding are the switch's own: the same bits on all ranks, not those of the other kernels. SUM of float32, float16 and
+// bfloat16. Of `staging` signals are used; slots may be any memory of each rank. `multicast_data` is all ranks' data at once, at
+// a multicast address.
+
+// Whether the current device can run them; without it the launchers refuse.
+bool has_multimem();
 
 struct AllReduceMultimemArgs {
   Group group;
-  // Of all ranks' data at once: a multicast address, 16-byte aligned. The result takes the place of the data.
-  void* multicast_data = nullptr;
-  size_t numel = 0;               // a multiple of the elements in 16 bytes
-  DType dtype = DType::kFloat32;  // float32, float16 or bfloat16; SUM only
-  DirectStaging staging;          // its signals; slots may be any memory of each rank
+  void* multicast_data = nullptr;  // 16-byte aligned; the result takes its place
+  size_t numel = 0;                // a multiple of the elements in 16 bytes
+  DType dtype = DType::kFloat32;
+  DirectStaging staging;
 };
 
-// Order and rounding are the switch's own: the same bits on all ranks, not those of the other kernels.
 void launch_all_reduce_multimem(const AllReduceMultimemArgs& args, LaunchConfig config,
+                                void* stream);
+
+struct ReduceScatterMultimemArgs {
+  Group group;
+  const void* multicast_data = nullptr;  // all chunks, 16-byte aligned
+  void* output = nullptr;                // this rank's, 16-byte aligned
+  size_t chunk_numel = 0;                // a multiple of the elements in 16 bytes
+  DType dtype = DType::kFloat32;
+  DirectStaging staging;
+};
+
+void launch_reduce_scatter_multimem(const ReduceScatterMultimemArgs& args, LaunchConfig config,
+                                    void* stream);
+
+struct AllGatherMultimemArgs {
+  Group group;
+  const void* input = nullptr;     // this rank's chunk, 16-byte aligned
+  void* multicast_data = nullptr;  // all chunks, 16-byte aligned
+  size_t chunk_bytes = 0;          // a multiple of 16
+  DirectStaging staging;
+};
+
+void launch_all_gather_multimem(const AllGatherMultimemArgs& args, LaunchConfig config,
                                 void* stream);
 
 }  // namespace pycoll::cuda

@@ -12,7 +12,11 @@ struct Launchers {
   decltype(&launch_all_reduce_one_shot) all_reduce_one_shot = launch_all_reduce_one_shot;
   decltype(&launch_all_reduce_two_shot) all_reduce_two_shot = launch_all_reduce_two_shot;
   decltype(&launch_all_reduce_ring) all_reduce_ring = launch_all_reduce_ring;
+  decltype(&has_multimem) has_multimem = cuda::has_multimem;
   decltype(&launch_all_reduce_multimem) all_reduce_multimem = launch_all_reduce_multimem;
+  decltype(&launch_reduce_scatter_multimem) reduce_scatter_multimem =
+      launch_reduce_scatter_multimem;
+  decltype(&launch_all_gather_multimem) all_gather_multimem = launch_all_gather_multimem;
   decltype(&launch_reduce_scatter_direct) reduce_scatter_direct = launch_reduce_scatter_direct;
   decltype(&launch_reduce_scatter_ring) reduce_scatter_ring = launch_reduce_scatter_ring;
   decltype(&launch_all_gather_ring) all_gather_ring = launch_all_gather_ring;
