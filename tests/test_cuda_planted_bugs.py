@@ -123,10 +123,17 @@ BUGS = [
     ),
     Bug(
         "the tail of the data is dropped",
-        "wire.cuh",
-        "return ceil_div(numel * kItem, kUnitBytes);",
-        "return numel * kItem / kUnitBytes;",
+        "edges.cuh",
+        "return nbytes == 0 ? 0 : ceil_div(lead + nbytes, kUnitBytes);",
+        "return (lead + nbytes) / kUnitBytes;",
         {"values": "one_shot"},
+    ),
+    Bug(
+        "the first unit is moved whole although data begins in it",
+        "edges.cuh",
+        "return unit < end_vectors_ && (unit > 0 || begin_ == 0);",
+        "return unit < end_vectors_;",
+        {"values": "misaligned_alike"},
     ),
     Bug(
         "chunks are swapped",

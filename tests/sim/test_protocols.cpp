@@ -211,6 +211,23 @@ TEST(lines_of_calls_of_many_sizes) {
 
 // ---- conditions
 
+// Of the element types that few launchers have.
+TEST(misaligned_alike) {
+  for (const Kernel kernel :
+       {Kernel::kAllReduceOneShot, Kernel::kAllReduceTwoShot, Kernel::kAllReduceRing,
+        Kernel::kReduceScatterDirect, Kernel::kReduceScatterRing, Kernel::kAllGatherRing}) {
+    for (const size_t shift : {1, 2, 3}) {
+      CollectiveCase what = stress(kernel, Protocol::kSimple);
+      what.dtype = shift == 2 ? DType::kBFloat16 : DType::kFloat32;
+      what.shift = shift;
+      what.tells_lead = true;
+      what.num_calls = kThreadSanitizer ? 1 : 2;
+      const std::string complaint = run_case(what, {});
+      CHECK(complaint.empty(), "%s", complaint.c_str());
+    }
+  }
+}
+
 const Kernel kAllKernels[] = {
     Kernel::kAllReduceOneShot,    Kernel::kAllReduceTwoShot,  Kernel::kAllReduceRing,
     Kernel::kReduceScatterDirect, Kernel::kReduceScatterRing, Kernel::kAllGatherDirect,
