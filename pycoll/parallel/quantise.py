@@ -1,4 +1,4 @@
-"""Float32 numbers as one row of bytes: codes under a scale a block, then the scales. docs/quantisation.md has the rule."""
+"""Float32 numbers as rows of bytes: codes under a scale a block, then scales (docs/quantisation.md)."""
 
 from __future__ import annotations
 
