@@ -12,7 +12,7 @@ struct Launchers {
   decltype(&launch_all_reduce_one_shot) all_reduce_one_shot = launch_all_reduce_one_shot;
   decltype(&launch_all_reduce_two_shot) all_reduce_two_shot = launch_all_reduce_two_shot;
   decltype(&launch_all_reduce_ring) all_reduce_ring = launch_all_reduce_ring;
-  decltype(&has_multimem) has_multimem = cuda::has_multimem;
+  decltype(&cuda::has_multimem) has_multimem = cuda::has_multimem;
   decltype(&launch_all_reduce_multimem) all_reduce_multimem = launch_all_reduce_multimem;
   decltype(&launch_reduce_scatter_multimem) reduce_scatter_multimem =
       launch_reduce_scatter_multimem;
