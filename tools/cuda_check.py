@@ -36,8 +36,8 @@ EDGE_FUNCTIONS = {
     "float_io.cuh": (
         "load_scalar",
         "store_scalar",
-        "load_some",
-        "store_some",
+        "load_run",
+        "store_run",
         "load_scale",
         "store_scale",
     )

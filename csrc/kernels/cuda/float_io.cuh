@@ -86,25 +86,6 @@ PYCOLL_DEVICE void store_scalar(void* to, typename Element::Accumulate x) {
     peer::store_plain(static_cast<Part*>(to) + i, parts[i]);
 }
 
-// The first `numel` elements of a run that a vector does not reach, one by one. The others are left alone.
-template <class Element, int kRun>
-PYCOLL_DEVICE void load_some(const std::byte* from, size_t numel,
-                             typename Element::Accumulate (&x)[kRun]) {
-#pragma unroll
-  for (int i = 0; i < kRun; ++i)
-    if (static_cast<size_t>(i) < numel)
-      x[i] =
-          load_scalar<Element>(from + static_cast<size_t>(i) * sizeof(typename Element::Storage));
-}
-template <class Element, int kRun>
-PYCOLL_DEVICE void store_some(std::byte* to, size_t numel,
-                              const typename Element::Accumulate (&x)[kRun]) {
-#pragma unroll
-  for (int i = 0; i < kRun; ++i)
-    if (static_cast<size_t>(i) < numel)
-      store_scalar<Element>(to + static_cast<size_t>(i) * sizeof(typename Element::Storage), x[i]);
-}
-
 // Of a block or a bucket, once for many elements.
 PYCOLL_DEVICE float load_scale(const float* from) {
   return float_from_bits(peer::load_plain(reinterpret_cast<const uint32_t*>(from)));
@@ -115,6 +96,29 @@ PYCOLL_DEVICE void store_scale(float* to, float scale) {
 
 PYCOLL_DEVICE bool is_vector_aligned(const void* p) {
   return reinterpret_cast<uintptr_t>(p) % sizeof(Vector16) == 0;
+}
+
+// The first elements of a run, of which `available` are there: by vectors where they reach, else one by one. What is not there is left
+// alone.
+template <class Element, int kRun>
+PYCOLL_DEVICE void load_run(const std::byte* from, size_t available,
+                            typename Element::Accumulate (&x)[kRun]) {
+  if (available >= kRun && is_vector_aligned(from))
+    return Run<Element, kRun>::load_vectors(from, x);
+#pragma unroll
+  for (int i = 0; i < kRun; ++i)
+    if (static_cast<size_t>(i) < available)
+      x[i] =
+          load_scalar<Element>(from + static_cast<size_t>(i) * sizeof(typename Element::Storage));
+}
+template <class Element, int kRun>
+PYCOLL_DEVICE void store_run(std::byte* to, size_t available,
+                             const typename Element::Accumulate (&x)[kRun]) {
+  if (available >= kRun && is_vector_aligned(to)) return Run<Element, kRun>::store_vectors(to, x);
+#pragma unroll
+  for (int i = 0; i < kRun; ++i)
+    if (static_cast<size_t>(i) < available)
+      store_scalar<Element>(to + static_cast<size_t>(i) * sizeof(typename Element::Storage), x[i]);
 }
 
 // Elements of one or two arrays: a head that goes one by one until both are aligned to 16 bytes, runs of vectors, and a tail. Where

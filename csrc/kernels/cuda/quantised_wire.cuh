@@ -105,12 +105,7 @@ class QuantisedWire {
   PYCOLL_DEVICE Item load(const Source& source, size_t begin, const Position& at) const {
     float x[kRun] = {};
     const size_t first = first_element(begin, at);
-    const std::byte* const from = source.data + first * kItem;
-    if (at.is_there && first + kRun <= source.numel && is_vector_aligned(from)) {
-      Run<Data, kRun>::load_vectors(from, x);
-    } else if (at.is_there && first < source.numel) {
-      load_some<Data>(from, source.numel - first, x);
-    }
+    load_run<Data>(source.data + first * kItem, available(at, first, source.numel), x);
     return encode(x);
   }
   PYCOLL_DEVICE void store(const Target& target, size_t begin, const Position& at,
@@ -119,14 +114,8 @@ class QuantisedWire {
   }
   PYCOLL_DEVICE void store_sum(const Target& target, size_t begin, const Position& at,
                                const Sum& sum) const {
-    if (!at.is_there) return;
     const size_t first = first_element(begin, at);
-    std::byte* const to = target.data + first * kItem;
-    if (first + kRun <= target.numel && is_vector_aligned(to)) {
-      Run<Data, kRun>::store_vectors(to, sum.element);
-    } else if (first < target.numel) {
-      store_some<Data>(to, target.numel - first, sum.element);
-    }
+    store_run<Data>(target.data + first * kItem, available(at, first, target.numel), sum.element);
   }
 
   PYCOLL_DEVICE void put(Vector16* slot, const Position& at, const Item& item) const {
@@ -167,6 +156,9 @@ class QuantisedWire {
 
   PYCOLL_DEVICE size_t first_element(size_t begin, const Position& at) const {
     return (begin + at.block) * block_numel_ + static_cast<size_t>(at.run * kRun);
+  }
+  static PYCOLL_DEVICE size_t available(const Position& at, size_t first, size_t numel) {
+    return at.is_there && first < numel ? numel - first : 0;
   }
   PYCOLL_DEVICE size_t unit(const Position& at) const {
     return at.block * static_cast<size_t>(lanes_) + static_cast<size_t>(at.run);
