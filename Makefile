@@ -27,6 +27,7 @@ help: ## this list
 	@echo "  PYTHON=python3.12           the Python that makes .venv (3.10 or later)"
 	@echo "  TORCH=… PIP_EXTRA=…         another build of torch, and pip options to find it (docs/building.md)"
 	@echo "  ARGS=…                      arguments for pytest, the demo or the benchmarks"
+	@echo "  PYCOLL_CUDA=0/1             without or with CUDA kernels (docs/building.md)"
 	@echo "  MAX_JOBS=… CXX=… CXXFLAGS=… for the compiler"
 
 demo: build ## build if needed and run the demo
@@ -104,8 +105,13 @@ $(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt
 	$(PIP) -r requirements-dev.txt
 	@touch $@
 
+# A change of the variables that setup.py reads builds anew.
+build/.cuda: always
+	@mkdir -p build
+	@echo '$(PYCOLL_CUDA) $(PYCOLL_CUDA_ARCHS)' | cmp -s - $@ || echo '$(PYCOLL_CUDA) $(PYCOLL_CUDA_ARCHS)' > $@
+
 # Two steps, because pip hides the compiler's messages: here they are seen.
-build/.built: $(VENV)/.runtime setup.py $(shell find csrc 2>/dev/null)
+build/.built: $(VENV)/.runtime build/.cuda setup.py $(shell find csrc 2>/dev/null)
 	$(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 

@@ -9,14 +9,18 @@ install into a temporary folder. Here
   header although csrc has a folder of that name;
 - objects stay in build/<python>-torch<version>/: every kind of install compiles only what changed.
 
-Environment: CXX, CXXFLAGS, LDFLAGS as usual; MAX_JOBS, the number of units compiled at once.
-Everything else is declared in pyproject.toml.
+The CUDA kernels become a library of their own, `pycoll/libpycoll_cuda.so`, where there is a use for it
+(class Cuda says when).
+
+Environment: CXX, CXXFLAGS, LDFLAGS as usual; MAX_JOBS, the number of units compiled at once;
+PYCOLL_CUDA and PYCOLL_CUDA_ARCHS (docs/building.md). Everything else is declared in pyproject.toml.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import runpy
 import shlex
 import shutil
@@ -31,7 +35,9 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 TORCH_FOLDERS = ("torch", "bindings")  # of csrc; every other folder knows neither torch nor Python
-SKIPPED_FOLDER = Path("csrc/kernels/cuda")
+CUDA_FOLDER = Path("csrc/kernels/cuda")
+CUDA_LIBRARY = "libpycoll_cuda.so"
+DEFAULT_CUDA_ARCHS = "90a"
 HEADER_SUFFIXES = (".h", ".inl", ".cuh", ".cu")
 
 CXX_FLAGS = (
@@ -56,6 +62,8 @@ CXX_FLAGS = (
 )
 TORCH_DEFINES = ("-DUSE_DISTRIBUTED", "-DTORCH_EXTENSION_NAME=_C")
 TORCH_LIBRARIES = ("c10", "torch_cpu", "torch", "torch_python")
+# Of every file for the GPU; host code sees csrc by -I, since nvcc knows no -iquote.
+NVCC_FLAGS = ("-std=c++20", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-I", "csrc")
 GIB = 1 << 30
 
 NO_TORCH = """
@@ -70,6 +78,12 @@ NO_PYTHON_HEADERS = (
 NO_COMPILER = (
     "pycoll needs a C++20 compiler and found no {!r} (on Debian: apt-get install g++; or set CXX)."
 )
+NO_NVCC = (
+    "PYCOLL_CUDA=1 asks for CUDA kernels, but nvcc is neither in CUDA_HOME nor in PATH: install a CUDA "
+    "toolkit, set CUDA_HOME, or leave PYCOLL_CUDA unset."
+)
+WRONG_CUDA = "PYCOLL_CUDA is {!r}: 1 builds the CUDA kernels, 0 does not; unset, torch decides."
+WRONG_ARCHS = "PYCOLL_CUDA_ARCHS is {!r}: list architectures such as 80,90a,100."
 NO_NINJA = "pycoll is built with ninja, which was not found: pip install ninja"
 
 
@@ -80,13 +94,15 @@ class TorchInstall:
 
     home: Path
     version: str
+    cuda: str | None  # the toolkit it was built with
 
     @classmethod
     def find(cls) -> TorchInstall:
         spec = importlib.util.find_spec("torch")
         for home in map(Path, (spec and spec.submodule_search_locations) or ()):
             if (home / "version.py").is_file():
-                return cls(home, runpy.run_path(str(home / "version.py"))["__version__"])
+                known = runpy.run_path(str(home / "version.py"))
+                return cls(home, known["__version__"], known.get("cuda"))
         raise SystemExit(NO_TORCH)
 
     @property
@@ -123,10 +139,63 @@ class Toolchain:
         return cls(cxx, output.splitlines()[0].strip(), ninja, python_include)
 
 
+@dataclass(frozen=True)
+class Cuda:
+    """Whether CUDA kernels are built, for which architectures, and by whom.
+
+    PYCOLL_CUDA=0: never. 1: always, and nvcc's absence is an error. Unset: if nvcc is there and torch was built
+    with CUDA, because no other torch can have a tensor that the kernels could be called with. Whether the machine
+    has a GPU does not matter.
+    """
+
+    nvcc: str | None
+    archs: tuple[str, ...]
+    description: str  # of what is built, or why nothing is
+
+    @classmethod
+    def find(cls, torch: TorchInstall) -> Cuda:
+        choice = os.environ.get("PYCOLL_CUDA", "")
+        if choice not in ("", "0", "1"):
+            raise SystemExit(WRONG_CUDA.format(choice))
+        if choice == "0":
+            return cls(None, (), "PYCOLL_CUDA was 0 when it was built")
+        home = os.environ.get("CUDA_HOME", "")
+        nvcc = shutil.which(f"{home}/bin/nvcc") if home else shutil.which("nvcc")
+        if nvcc is None:
+            if choice == "1":
+                raise SystemExit(NO_NVCC)
+            return cls(None, (), "nvcc was not found when it was built")
+        if choice == "" and torch.cuda is None:
+            return cls(
+                None, (), f"torch {torch.version} has no CUDA (PYCOLL_CUDA=1 builds them still)"
+            )
+        text = os.environ.get("PYCOLL_CUDA_ARCHS") or DEFAULT_CUDA_ARCHS
+        archs = tuple(
+            part.removeprefix("sm_") for part in text.replace(" ", ",").split(",") if part
+        )
+        if not archs or not all(re.fullmatch(r"\d{2,3}[af]?", arch) for arch in archs):
+            raise SystemExit(WRONG_ARCHS.format(text))
+        output = subprocess.check_output([nvcc, "--version"], text=True)
+        release = re.search(r"release ([\d.]+)", output)
+        names = ", ".join(f"sm_{arch}" for arch in archs)
+        return cls(nvcc, archs, f"{names}, by nvcc {release[1] if release else '?'}")
+
+    @property
+    def flags(self) -> list[str]:
+        codes = [f"arch=compute_{arch},code=sm_{arch}" for arch in self.archs]
+        return [*NVCC_FLAGS, *(part for code in codes for part in ("-gencode", code))]
+
+
+def cuda_sources() -> list[Path]:
+    """What the library of CUDA kernels consists of, beside base/error."""
+    found = (path.relative_to(ROOT) for path in (ROOT / CUDA_FOLDER).glob("*.cu"))
+    return sorted(found, key=lambda path: (-(ROOT / path).stat().st_size, path))
+
+
 def sources() -> list[Path]:
     """Every translation unit, relative to the root and in a fixed order."""
     found = (path.relative_to(ROOT) for path in (ROOT / "csrc").rglob("*.cpp"))
-    return sorted(path for path in found if SKIPPED_FOLDER not in path.parents)
+    return sorted(path for path in found if CUDA_FOLDER not in path.parents)
 
 
 def headers() -> list[str]:
@@ -141,7 +210,9 @@ def default_jobs() -> int:
     return max(2, min(len(os.sched_getaffinity(0)), available // GIB))
 
 
-def ninja_file(tools: Toolchain, torch: TorchInstall, build_dir: Path, output: Path) -> str:
+def ninja_file(
+    tools: Toolchain, torch: TorchInstall, cuda: Cuda, build_dir: Path, output: Path
+) -> str:
     """The text of the ninja file. Paths of sources and objects are relative to the root."""
 
     def flags(*arguments: str) -> str:
@@ -172,7 +243,32 @@ def ninja_file(tools: Toolchain, torch: TorchInstall, build_dir: Path, output: P
         objects.append(escaped(build_dir / source.with_suffix(".o")))
         lines.append(f"build {objects[-1]}: {kind} {escaped(source)}")
     lines.append(f"build {escaped(output)}: link {' '.join(objects)}")
-    return "\n".join([*lines, f"default {escaped(output)}", ""])
+    lines.append(f"default {escaped(output)}")
+    if cuda.nvcc is not None:
+        lines += cuda_rules(cuda.nvcc, flags(*cuda.flags))
+        objects = [escaped(build_dir / "csrc/base/error.o")]
+        for source in cuda_sources():
+            objects.append(escaped(build_dir / source.with_suffix(".o")))
+            lines.append(f"build {objects[-1]}: cuda {escaped(source)}")
+        library = escaped(build_dir / CUDA_LIBRARY)
+        lines.append(f"build {library}: cuda_link {' '.join(objects)}")
+        lines.append(f"default {library}")
+    return "\n".join([*lines, ""])
+
+
+def cuda_rules(nvcc: str, flags: str) -> list[str]:
+    return [
+        f"cuda_flags = {flags}",
+        "rule cuda",
+        f"  command = {nvcc} $cuda_flags -MMD -MF $out.d -c $in -o $out",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        "  description = compile $in",
+        # The runtime is linked in: where there is no driver the library still loads, and says so.
+        "rule cuda_link",
+        f"  command = {nvcc} -shared -cudart static $in -o $out",
+        "  description = link $out",
+    ]
 
 
 def compile_rule(name: str, cxx: str, flags: str) -> list[str]:
@@ -196,28 +292,40 @@ class NinjaBuild(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         tools, torch = Toolchain.find(), TorchInstall.find()
+        cuda = Cuda.find(torch)
         tag = f"{sys.implementation.cache_tag}-torch{torch.version}"
         build_dir = Path("build") / tag
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         built = build_dir / target.name
         ninja = ROOT / build_dir / "build.ninja"
-        write_if_changed(ninja, ninja_file(tools, torch, build_dir, built))
+        write_if_changed(ninja, ninja_file(tools, torch, cuda, build_dir, built))
         jobs = os.environ.get("MAX_JOBS") or str(default_jobs())
         command = [tools.ninja, "-C", str(ROOT), "-f", str(ninja), "-j", jobs]
         if subprocess.run(command, check=False).returncode != 0:
             raise SystemExit("pycoll was not built: the compiler's messages are above.")
         target.parent.mkdir(parents=True, exist_ok=True)
         self.copy_file(str(ROOT / built), str(target))
+        self._cuda_library = ROOT / build_dir / CUDA_LIBRARY if cuda.nvcc is not None else None
+        self._place_cuda_library(target.parent)
         self._build_record = (
             '"""Written by setup.py: what this build of pycoll was made with."""\n\n'
             f'TORCH_VERSION = "{torch.version}"\n'
             f'COMPILER = "{tools.description}"\n'
+            f'CUDA = "{cuda.description}"\n'
         )
         write_if_changed(target.parent / "_build.py", self._build_record)
+
+    def _place_cuda_library(self, folder: Path) -> None:
+        """Or takes away the one of a build before."""
+        if self._cuda_library is None:
+            (folder / CUDA_LIBRARY).unlink(missing_ok=True)
+        else:
+            self.copy_file(str(self._cuda_library), str(folder / CUDA_LIBRARY))
 
     def copy_extensions_to_source(self) -> None:
         super().copy_extensions_to_source()
         write_if_changed(ROOT / "pycoll/_build.py", self._build_record)
+        self._place_cuda_library(ROOT / "pycoll")
 
 
 setup(

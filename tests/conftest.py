@@ -15,6 +15,7 @@ import numpy
 import pytest
 import torch
 from case_runner import BACKEND
+from simulated_kernels import simulated_kernels
 
 from pycoll.testing import RankPool
 
@@ -60,6 +61,16 @@ def pool() -> Iterator[Callable[[int], RankPool]]:
     yield pool_of
     for opened in pools.values():
         opened.close()
+
+
+@pytest.fixture(params=["cpu", pytest.param("simulated", marks=pytest.mark.slow)])
+def operator_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs a test twice: with the CPU's kernels behind pycoll.ops, and with simulated CUDA kernels."""
+    if request.param == "cpu":
+        yield
+        return
+    with simulated_kernels():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,8 @@
 """Buckets and block-wise quantisation on tensors: values, guard bytes, strides, every dtype.
 
 The oracle is torch's own arithmetic, element for element, and pycoll.reference. That all instruction
-sets agree is tested in tests/native/test_bucket.cpp and test_quantise.cpp.
+sets agree is tested in tests/native/test_bucket.cpp and test_quantise.cpp. Every test runs with the CPU's
+kernels and with simulated CUDA kernels.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from pycoll import ops, reference
 from pycoll.testing import check_guards, guarded
+
+pytestmark = pytest.mark.usefixtures("operator_kernels")
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 CAST_DTYPES = (torch.float32, torch.float16, torch.bfloat16, *FLOAT8)

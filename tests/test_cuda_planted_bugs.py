@@ -36,9 +36,11 @@ ONLY_IN_FULL = {
     "a ring's tail is stored relaxed",
     "a direct kernel uses one of its slots only",
     "chunks are swapped",
-    "ranks are added from the own one on",
+    "ranks are added from the last one on",
     "two-shot does not wait for results",
     "MIN loses NaN",
+    "scales are rounded to the nearest",
+    "integers lose their sum on the way to an average",
 }
 
 BUGS = [
@@ -122,9 +124,16 @@ BUGS = [
     Bug(
         "the tail of the data is dropped",
         "edges.cuh",
-        "return ceil_div(nbytes_, sizeof(Vector16));",
-        "return nbytes_ / sizeof(Vector16);",
+        "return nbytes == 0 ? 0 : ceil_div(lead + nbytes, kUnitBytes);",
+        "return (lead + nbytes) / kUnitBytes;",
         {"values": "one_shot"},
+    ),
+    Bug(
+        "the first unit is moved whole although data begins in it",
+        "edges.cuh",
+        "return unit < end_vectors_ && (unit > 0 || begin_ == 0);",
+        "return unit < end_vectors_;",
+        {"values": "misaligned_alike"},
     ),
     Bug(
         "chunks are swapped",
@@ -164,7 +173,7 @@ BUGS = [
     Bug(
         "two-shot does not wait for results",
         "all_reduce_two_shot.cuh",
-        "if (!lanes.wait(kOut, done, Phase::kDirectOut, Everybody{})) return;",
+        "if (!lanes.wait(kOut, done, Phase::kDirectOut, Everybody{})) return false;",
         "",
         {"values": "two_shot", "weak": "two_shot", "spin": "cuda_two_shot"},
     ),
@@ -183,12 +192,40 @@ BUGS = [
         {"values": "one_shot"},
     ),
     Bug(
-        "ranks are added from the own one on",
-        "direct.cuh",
-        "if (!takes_part(rank)) continue;\n    Accumulator<Element> term = widen<Element>(load(rank));",
-        "if (!takes_part(rank)) continue;\n    Accumulator<Element> term = "
-        "widen<Element>(load((rank + block_index()) % world_size));",
+        "ranks are added from the last one on",
+        "reduce_scatter_direct.cuh",
+        "for (int rank = 0; rank < args.group.world_size; ++rank) {",
+        "for (int rank = args.group.world_size - 1; rank >= 0; --rank) {",
         {"values": "reduce_scatter_direct"},
+    ),
+    Bug(
+        "a block's scale is that of a part of it",
+        "quantised_wire.cuh",
+        "if (other > amax) amax = other;",
+        "if (other < amax) amax = other;",
+        {"values": "quantised_two_shot"},
+    ),
+    Bug(
+        "scales are rounded to the nearest",
+        "block_scale.cuh",
+        "quotient_toward_zero(",
+        "rounded_quotient(",
+        {"values": "quantised_all_gather"},
+    ),
+    Bug(
+        "integers lose their sum on the way to an average",
+        "ring.cuh",
+        "return kIsExact && reduction.op != ReduceOp::kAvg;",
+        "return kIsExact;",
+        {"values": "integers_on_a_ring"},
+    ),
+    Bug(
+        "a barrier does not meet a rank behind a missing one",
+        "meeting.cuh",
+        "return rank < group.world_size && rank != group.rank && memory.of_rank[rank] != nullptr;",
+        "return rank < group.world_size && rank != group.rank && memory.of_rank[rank] != nullptr &&\n"
+        "         (rank == 0 || memory.of_rank[rank - 1] != nullptr);",
+        {"values": "barrier_without", "weak": "barrier_without"},
     ),
 ]
 
@@ -206,8 +243,8 @@ CASES = [
     for i, layer in enumerate(bug.caught_by)
 ]
 EVIDENCE = {
-    "values": ("is wrong", "wrote beside", "deadlock", "bad access", "step limit"),
-    "weak": ("race: ", "is wrong", "deadlock"),
+    "values": ("is wrong", " instead of ", "wrote beside", "deadlock", "bad access", "step limit"),
+    "weak": ("race: ", "is wrong", " instead of ", "deadlock"),
     "thread": ("ThreadSanitizer: data race",),
 }
 SETTINGS = {

@@ -32,7 +32,7 @@ Pools = Callable[[int], RankPool]
 # --- numbers as bytes ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block", [INT8, FP8, BlockFormat(torch.int8, 127.0, 3)])
+@pytest.mark.parametrize("block", [INT8, FP8, BlockFormat(torch.int8, 4)])
 def test_encoding_keeps_within_its_bound(block: BlockFormat) -> None:
     numel = 6 * block.block_numel
     values = torch.randn(3, numel) * torch.logspace(-20, 20, numel)
@@ -55,7 +55,10 @@ def test_what_is_not_finite_stays_seen(block: BlockFormat, bad: float) -> None:
     values[0, 5] = bad
     back = decode(encode(values, block), block)
     assert not bool(torch.isfinite(back[0, : block.block_numel]).any())
-    assert torch.equal(back[0, block.block_numel :], torch.ones(block.block_numel))
+    # A scale is rounded toward zero, and so is the largest number.
+    torch.testing.assert_close(
+        back[0, block.block_numel :], torch.ones(block.block_numel), rtol=2.0**-22, atol=0.0
+    )
 
 
 # --- torch's hooks ---------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from pycoll import ops
 
+on_both_kernels = pytest.mark.usefixtures("operator_kernels")
+
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 Run = Callable[..., Any]
 
@@ -56,6 +58,7 @@ def samples() -> list[tuple[str, tuple[Any, ...]]]:
     ]
 
 
+@on_both_kernels
 @pytest.mark.parametrize("index", range(len(samples())), ids=lambda i: f"{samples()[i][0]}-{i}")
 def test_opcheck(index: int) -> None:
     name, args = samples()[index]
@@ -72,6 +75,7 @@ def test_every_operator_is_checked() -> None:
 # --- derivatives -----------------------------------------------------------------------------------
 
 
+@on_both_kernels
 def test_derivatives_of_flatten_and_unflatten() -> None:
     a = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     b = torch.randn(5, dtype=torch.float64, requires_grad=True)
@@ -90,6 +94,7 @@ def test_derivatives_of_flatten_and_unflatten() -> None:
     assert torch.autograd.gradgradcheck(unflattened, (bucket,))
 
 
+@on_both_kernels
 def test_a_gradient_has_the_dtype_of_its_tensor() -> None:
     a = torch.randn(3, dtype=torch.bfloat16, requires_grad=True)
     b = torch.randn(4, requires_grad=True)
@@ -100,6 +105,7 @@ def test_a_gradient_has_the_dtype_of_its_tensor() -> None:
     assert torch.equal(b.grad, torch.full((4,), 0.5))
 
 
+@on_both_kernels
 def test_part_of_what_was_unflattened_may_be_used() -> None:
     bucket = torch.randn(9, requires_grad=True)
     _, second, _ = ops.unflatten(bucket, [(2,), (3,), (4,)])
@@ -108,6 +114,7 @@ def test_part_of_what_was_unflattened_may_be_used() -> None:
     assert bucket.grad.tolist() == [0, 0, 2, 2, 2, 0, 0, 0, 0]
 
 
+@on_both_kernels
 def test_derivative_of_dequantisation_by_the_scales() -> None:
     codes, scales = ops.quantise_blocks(torch.randn(7, 9), 16, torch.int8)
     scales.requires_grad_()
@@ -118,6 +125,7 @@ def test_derivative_of_dequantisation_by_the_scales() -> None:
     torch.testing.assert_close(scales.grad, want)
 
 
+@on_both_kernels
 def test_codes_carry_no_gradient() -> None:
     x = torch.randn(300, requires_grad=True)
     for dtype in (E4M3, E5M2, torch.int8):
@@ -156,6 +164,7 @@ def check_compiled(compiled: Run) -> None:
             torch.testing.assert_close(g, w)
 
 
+@on_both_kernels
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_without_a_graph_break(dynamic: bool) -> None:
     torch._dynamo.reset()
@@ -264,6 +273,7 @@ def test_refusals_name_the_argument_and_the_remedy(call: Run, message: str) -> N
 # --- in-place results and loading ------------------------------------------------------------------
 
 
+@on_both_kernels
 def test_autograd_sees_what_was_written() -> None:
     x = torch.ones(5, requires_grad=True)
     target = torch.ones(5)

@@ -1,12 +1,14 @@
 // The operators of pycoll/ops.py: their schemas, and what they do on a CPU. Fakes and derivatives are written in Python there.
+#include "torch/operators.h"
+
 #include <algorithm>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include "base/error.h"
 #include "kernels/cpu/block_quantise.h"
-#include "kernels/cpu/bucket.h"
 #include "torch/errors.h"
 #include "torch/tensors.h"
 
@@ -14,6 +16,13 @@ namespace pycoll::torch_adapter {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
+
+thread_local const cpu::BucketFunctions* replaced_functions = nullptr;
+
+const cpu::BucketFunctions& bucket_functions() {
+  static constexpr cpu::BucketFunctions kOfCpu;
+  return replaced_functions != nullptr ? *replaced_functions : kOfCpu;
+}
 
 // ---- arguments
 
@@ -154,13 +163,13 @@ void write_back(const Entries& entries) {
 
 void run_flatten(const Entries& entries, const at::Tensor& bucket, double scale, bool accumulate) {
   entries.set.fill_stand_ins();
-  cpu::flatten({entries.entries.data(),
-                entries.entries.size(),
-                bucket.mutable_data_ptr(),
-                elements_of(bucket).dtype,
-                scale,
-                accumulate,
-                {0, entries.numel}});
+  bucket_functions().flatten({entries.entries.data(),
+                              entries.entries.size(),
+                              bucket.mutable_data_ptr(),
+                              elements_of(bucket).dtype,
+                              scale,
+                              accumulate,
+                              {0, entries.numel}});
 }
 
 at::Tensor flatten(const Tensors& tensors, at::IntArrayRef begins, int64_t numel,
@@ -191,13 +200,13 @@ void flatten_into(const at::Tensor& bucket, const Tensors& tensors, at::IntArray
 void run_unflatten(const at::Tensor& bucket, const Entries& entries, double scale,
                    bool accumulate) {
   if (accumulate) entries.set.fill_stand_ins();
-  cpu::unflatten({entries.entries.data(),
-                  entries.entries.size(),
-                  const_cast<void*>(bucket.const_data_ptr()),
-                  elements_of(bucket).dtype,
-                  scale,
-                  accumulate,
-                  {0, entries.numel}});
+  bucket_functions().unflatten({entries.entries.data(),
+                                entries.entries.size(),
+                                const_cast<void*>(bucket.const_data_ptr()),
+                                elements_of(bucket).dtype,
+                                scale,
+                                accumulate,
+                                {0, entries.numel}});
 }
 
 Tensors unflatten(const at::Tensor& bucket, at::IntArrayRef numels, at::ScalarType dtype,
@@ -274,7 +283,7 @@ std::tuple<at::Tensor, at::Tensor> flatten_quantised(const Tensors& tensors, at:
     args.codes = codes.mutable_data_ptr();
     args.scales = scales.mutable_data_ptr<float>();
     entries.set.fill_stand_ins();
-    cpu::flatten_quantised(args);
+    bucket_functions().flatten_quantised(args);
     return std::make_tuple(codes, scales);
   });
 }
@@ -313,7 +322,7 @@ void unflatten_quantised_into(const at::Tensor& codes, const at::Tensor& scales,
     args.codes = const_cast<void*>(codes.const_data_ptr());
     args.scales = const_cast<float*>(dense_scales.const_data_ptr<float>());
     if (accumulate) entries.set.fill_stand_ins();
-    cpu::unflatten_quantised(args);
+    bucket_functions().unflatten_quantised(args);
     write_back(entries);
   });
 }
@@ -346,6 +355,10 @@ at::Tensor dequantise_blocks(const at::Tensor& codes, const at::Tensor& scales, 
 }
 
 }  // namespace
+
+const cpu::BucketFunctions* replace_bucket_functions(const cpu::BucketFunctions* functions) {
+  return std::exchange(replaced_functions, functions);
+}
 
 TORCH_LIBRARY_FRAGMENT(pycoll, library) {
   // No argument has a default: the dispatcher drops what equals one, and derivatives would have to guess.

@@ -26,7 +26,7 @@ def facts() -> dict[str, str]:
     """
     import torch
 
-    from pycoll import _build
+    from pycoll import _build, _cuda
 
     core = extension()
     return {
@@ -38,7 +38,7 @@ def facts() -> dict[str, str]:
         "vector instructions": core.instruction_set(),
         "usable cores": f"{core.usable_cores()} of {os.cpu_count()} (affinity and cgroup quota)",
         "memory paths": "staged through shared memory (memfd)",
-        "GPU kernels": "none in this build",
+        "GPU kernels": _cuda.describe(),
         "open files (ulimit -n)": _limit(resource.RLIMIT_NOFILE),
         "address space (ulimit -v)": _limit(resource.RLIMIT_AS),
         "file size (ulimit -f)": _limit(resource.RLIMIT_FSIZE),

@@ -1,4 +1,4 @@
-"""Float32 numbers as bytes with a scale a block, and back. Plain torch operations; nothing of ranks here."""
+"""Float32 numbers as rows of bytes: codes under a scale a block, then scales (docs/quantisation.md)."""
 
 from __future__ import annotations
 
@@ -7,22 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pycoll import ops
+
 
 @dataclass(frozen=True)
 class BlockFormat:
     """One byte an element and one float32 scale a block of `block_numel` elements.
 
     Attributes:
-        dtype: of the bytes.
-        largest: what the largest magnitude of a block becomes.
+        dtype: of the codes: int8, float8_e4m3fn or float8_e5m2.
         block_numel: elements that share a scale.
-
-    With m the largest magnitude of an element's block, an element is off by at most m/254 in int8, and by at
-    most 1/16 of itself (m/229,376 near zero) in float8_e4m3fn.
     """
 
     dtype: torch.dtype
-    largest: float
     block_numel: int
 
     def __post_init__(self) -> None:
@@ -30,8 +27,8 @@ class BlockFormat:
             raise ValueError(f"block_numel must be positive, got {self.block_numel}")
 
 
-INT8 = BlockFormat(torch.int8, 127.0, 256)
-FP8 = BlockFormat(torch.float8_e4m3fn, 448.0, 256)
+INT8 = BlockFormat(torch.int8, 256)
+FP8 = BlockFormat(torch.float8_e4m3fn, 256)
 
 
 def row_nbytes(numel: int, block: BlockFormat) -> int:
@@ -40,28 +37,18 @@ def row_nbytes(numel: int, block: BlockFormat) -> int:
 
 
 def encode(values: Tensor, block: BlockFormat) -> Tensor:
-    """(rows, numel) float32, numel a multiple of the block, to (rows, `row_nbytes`) uint8: elements, then scales.
+    """(rows, numel) float32, numel a multiple of the block, to (rows, `row_nbytes`) uint8.
 
     A block with an infinity or a NaN comes back as NaN.
     """
-    blocks = values.view(values.shape[0], -1, block.block_numel)
-    scales = blocks.abs().amax(dim=2, keepdim=True) / block.largest
-    # Of a block of zeros, and of one so small that its scale has no inverse.
-    scaled = torch.where(scales > 0, blocks / scales, torch.zeros(()))
-    if block.dtype is torch.int8:
-        scaled = scaled.round()
-    elements = torch.nan_to_num(scaled).clamp(-block.largest, block.largest).to(block.dtype)
-    parts = (
-        elements.flatten(1).view(torch.uint8),
-        scales.flatten(1).contiguous().view(torch.uint8),
-    )
-    return torch.cat(parts, dim=1)
+    codes, scales = ops.quantise_blocks(values, block.block_numel, block.dtype)
+    of_rows = scales.view(values.shape[0], -1).view(torch.uint8)
+    return torch.cat((codes.view(torch.uint8), of_rows), dim=1)
 
 
 def decode(rows: Tensor, block: BlockFormat) -> Tensor:
     """The inverse of `encode`, but for the rounding: (rows, numel) float32."""
     numel = rows.shape[1] * block.block_numel // (block.block_numel + 4)
-    elements = rows[:, :numel].contiguous().view(block.dtype).to(torch.float32)
+    codes = rows[:, :numel].view(block.dtype)
     scales = rows[:, numel:].contiguous().view(torch.float32)
-    blocks = elements.view(rows.shape[0], -1, block.block_numel)
-    return (blocks * scales.unsqueeze(2)).view(rows.shape[0], numel)
+    return ops.dequantise_blocks(codes, scales, block.block_numel)

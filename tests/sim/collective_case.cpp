@@ -1,5 +1,6 @@
 #include "collective_case.h"
 
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -7,6 +8,7 @@
 #include "reference.h"
 #include "sim_group.h"
 #include "test_data.h"
+#include "wire_reference.h"
 
 namespace pycoll::sim {
 
@@ -21,9 +23,12 @@ const char* name(Kernel kernel) {
 std::string CollectiveCase::text() const {
   return std::string(name(kernel)) + (protocol == cuda::Protocol::kLL128 ? " LL128 " : " ") +
          pycoll::name(dtype) + " " + pycoll::name(op) + " ranks=" + std::to_string(world_size) +
+         (wire.is_quantised() ? std::string(" as ") + pycoll::name(wire.dtype) + " in blocks of " +
+                                    std::to_string(wire.block_numel)
+                              : "") +
          " numel=" + std::to_string(numel) + " shift=" + std::to_string(shift) +
-         (in_place ? " in place" : "") + " blocks=" + std::to_string(num_blocks) +
-         " threads=" + std::to_string(threads_per_block);
+         (tells_lead ? " told" : "") + (in_place ? " in place" : "") +
+         " blocks=" + std::to_string(num_blocks) + " threads=" + std::to_string(threads_per_block);
 }
 
 namespace {
@@ -42,16 +47,18 @@ class CaseRun {
                 .num_blocks = what.num_blocks,
                 .threads_per_block = what.threads_per_block,
                 .slot_units = what.slot_units,
-                .capacity_units = round_up(what.numel * item_ / 16 + 1, 8),
+                .capacity_units =
+                    round_up(cuda::packet_units(what.numel, what.dtype, what.wire) + 2, 8),
                 .protocol = what.protocol},
                options) {
     group_.set_epochs(what.first_epoch);
     cut_chunks();
   }
 
-  std::string run() {
+  std::string run(uint64_t* accesses) {
     for (int call = 0; call < what_.num_calls; ++call) prepare(call);
     const Report report = group_.simulation.run();
+    if (accesses != nullptr) *accesses = report.accesses;
     if (!report.done()) return report.text;
     for (int call = 0; call < what_.num_calls; ++call) {
       for (int rank = 0; rank < what_.world_size; ++rank) {
@@ -65,8 +72,9 @@ class CaseRun {
  private:
   struct Call {
     std::vector<Bytes> inputs, expected;
-    std::vector<std::unique_ptr<Tensor>> in, out;  // out is null when it is in
-    std::vector<size_t> out_begin;                 // of the result within its tensor
+    std::vector<std::unique_ptr<Tensor>> in, out;   // out is null when it is in
+    std::vector<size_t> out_begin;                  // of the result within its tensor
+    std::vector<std::vector<double>> exact, bound;  // on a quantised wire
   };
 
   int n() const { return what_.world_size; }
@@ -111,9 +119,70 @@ class CaseRun {
     }
   }
 
+  size_t lead() const {
+    const size_t bytes = what_.shift * item_ % 16;
+    return what_.tells_lead && bytes % item_ == 0 ? bytes : 0;
+  }
   int divisor() const { return what_.op == ReduceOp::kAvg ? n() : 0; }
   static double factor(int rank) { return 0.5 + 0.37 * rank; }
   int root() const { return n() - 1; }
+
+  // ---- on a quantised wire
+
+  bool is_quantised() const { return what_.wire.is_quantised() && n() > 1; }
+
+  WireValues arrived(const Bytes& input, size_t begin, size_t numel) const {
+    WireValues values = wire_values(what_.dtype, input.data() + begin * item_, numel);
+    values.pass(what_.wire);
+    return values;
+  }
+  // The result of `rank`.
+  WireValues quantised_result(const std::vector<Bytes>& inputs, int rank) const {
+    if (what_.kernel == Kernel::kAllGatherDirect) {
+      WireValues all;
+      for (int src = 0; src < n(); ++src) {
+        const WireValues one = arrived(inputs[at(src)], 0, elements_.numel[src]);
+        all.x.insert(all.x.end(), one.x.begin(), one.x.end());
+        all.exact.insert(all.exact.end(), one.exact.begin(), one.exact.end());
+        all.bound.insert(all.bound.end(), one.bound.begin(), one.bound.end());
+      }
+      return all;
+    }
+    const size_t begin = scatters() ? elements_.begin[rank] : 0;
+    const size_t numel = scatters() ? elements_.numel[rank] : what_.numel;
+    std::vector<WireValues> terms;
+    std::vector<double> factors;
+    for (int src = 0; src < n(); ++src) {
+      terms.push_back(arrived(inputs[at(src)], begin, numel));
+      factors.push_back(factor(src));
+    }
+    WireValues sum = combine_on_wire(what_.op, divisor(), terms, factors);
+    if (!scatters()) sum.pass(what_.wire);
+    return sum;
+  }
+  void expect_quantised(Call& call, int rank) const {
+    WireValues result = quantised_result(call.inputs, rank);
+    Bytes bytes(result.x.size() * item_);
+    for (size_t i = 0; i < result.x.size(); ++i)
+      store_float(what_.dtype, bytes.data() + i * item_, result.x[i]);
+    call.expected.push_back(bytes);
+    call.exact.push_back(result.exact);
+    call.bound.push_back(result.bound);
+  }
+  // Of SUM and AVG, and of what is only moved. The rounding to the data's type comes on top.
+  std::string check_bound(const Call& call, int rank, const Bytes& got) const {
+    if (what_.op != ReduceOp::kSum && what_.op != ReduceOp::kAvg) return "";
+    const double own = what_.dtype == DType::kFloat32 ? 0 : 0x1p-8;
+    for (size_t i = 0; i < call.exact[at(rank)].size(); ++i) {
+      const auto y = static_cast<double>(load_float(what_.dtype, got.data() + i * item_));
+      const double exact = call.exact[at(rank)][i];
+      const double bound = call.bound[at(rank)][i] * (1 + own) + own * std::fabs(exact) + 0x1p-24;
+      if (std::isfinite(y) && std::isfinite(exact) && std::fabs(y - exact) > bound)
+        return "element " + std::to_string(i) + " is " + std::to_string(y) + ", exactly " +
+               std::to_string(exact) + ", beyond the bound of " + std::to_string(bound);
+    }
+    return "";
+  }
 
   // From all ranks' inputs, the result of `rank`.
   Bytes result(const std::vector<Bytes>& inputs, int rank) const {
@@ -125,9 +194,13 @@ class CaseRun {
         Bytes all;
         const size_t per_unit = 16 / item_;
         for (int chunk = 0; chunk < n(); ++chunk) {
-          const Range units = part(ceil_div(what_.numel * item_, 16), at(n()), at(chunk));
-          const size_t begin = std::min(what_.numel, units.begin * per_unit);
-          const size_t end = std::min(what_.numel, (units.begin + units.numel) * per_unit);
+          const size_t head = lead() / item_;  // elements that unit 0 lacks
+          const size_t num_units = what_.numel == 0 ? 0 : ceil_div(head + what_.numel, per_unit);
+          const Range units = part(num_units, at(n()), at(chunk));
+          const auto place = [&](size_t unit) {
+            return std::min(what_.numel, std::max(head, unit * per_unit) - head);
+          };
+          const size_t begin = place(units.begin), end = place(units.begin + units.numel);
           const Bytes one = reduced(inputs, begin, end - begin, (chunk + 1) % n());
           all.insert(all.end(), one.begin(), one.end());
         }
@@ -175,9 +248,15 @@ class CaseRun {
   void prepare(int number) {
     Call& call = calls_.emplace_back();
     for (int rank = 0; rank < n(); ++rank)
-      call.inputs.push_back(make_data(what_.dtype, input_numel(rank), rank, number));
+      call.inputs.push_back(
+          make_data(what_.dtype, input_numel(rank), rank, number,
+                    what_.wire.is_quantised() ? Specials::kFew : Specials::kMany));
     for (int rank = 0; rank < n(); ++rank) {
-      call.expected.push_back(result(call.inputs, rank));
+      if (is_quantised()) {
+        expect_quantised(call, rank);
+      } else {
+        call.expected.push_back(result(call.inputs, rank));
+      }
       make_tensors(call, rank);
       launch(call, rank);
     }
@@ -239,7 +318,11 @@ class CaseRun {
       args.staging = group_.direct();
     }
     if constexpr (requires { args.chunks; })
-      args.chunks = requires { args.reduction; } ? elements_ : bytes_;
+      args.chunks =
+          requires { args.protocol; } && !requires { args.reduction; } ? bytes_ : elements_;
+    if constexpr (requires { args.lead_bytes; }) args.lead_bytes = lead();
+    if constexpr (requires { args.wire; }) args.wire = what_.wire;
+    if constexpr (requires { args.dtype; }) args.dtype = what_.dtype;
   }
 
   template <class Args, class Launch>
@@ -278,6 +361,9 @@ class CaseRun {
   }
 
   void launch_exchange(Call& call, int rank) {
+    if (what_.wire.is_quantised())
+      return launch_with<cuda::AllGatherQuantisedArgs>(cuda::launch_all_gather_quantised, call,
+                                                       rank);
     cuda::ExchangeDirectArgs args;
     args.group = group_.group(rank);
     args.staging = group_.direct();
@@ -307,6 +393,10 @@ class CaseRun {
     if (different >= 0)
       return who + "element " + std::to_string(different) + " of " +
              std::to_string(expected.size() / item_) + " is wrong";
+    if (is_quantised()) {
+      const std::string complaint = check_bound(call, rank, got);
+      if (!complaint.empty()) return who + complaint;
+    }
     if (!call.in[at(rank)]->guards_are_intact() || !output_tensor(call, rank).guards_are_intact())
       return who + "wrote beside its buffers";
     if (call.out[at(rank)] && call.in[at(rank)]->copy() != call.inputs[at(rank)])
@@ -333,8 +423,8 @@ class CaseRun {
 
 }  // namespace
 
-std::string run_case(const CollectiveCase& what, const Options& options) {
-  const std::string complaint = CaseRun(what, options).run();
+std::string run_case(const CollectiveCase& what, const Options& options, uint64_t* accesses) {
+  const std::string complaint = CaseRun(what, options).run(accesses);
   return complaint.empty() ? "" : what.text() + ": " + complaint;
 }
 

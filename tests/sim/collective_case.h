@@ -27,6 +27,11 @@ inline bool is_ring(Kernel kernel) {
   return kernel == Kernel::kAllReduceRing || kernel == Kernel::kReduceScatterRing ||
          kernel == Kernel::kAllGatherRing;
 }
+// Kernels that know quantised wires.
+inline bool quantises(Kernel kernel) {
+  return kernel == Kernel::kAllReduceOneShot || kernel == Kernel::kAllReduceTwoShot ||
+         kernel == Kernel::kReduceScatterDirect || kernel == Kernel::kAllGatherDirect;
+}
 inline bool reduces(Kernel kernel) { return kernel <= Kernel::kReduceScatterRing; }
 
 struct CollectiveCase {
@@ -34,9 +39,11 @@ struct CollectiveCase {
   cuda::Protocol protocol = cuda::Protocol::kSimple;
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
+  cuda::WireFormat wire = {};
   int world_size = 2;
-  size_t numel = 17;  // of all_reduce and broadcast; elsewhere of the largest chunk
-  size_t shift = 0;   // elements between a multiple of 16 bytes and the data
+  size_t numel = 17;        // of all_reduce and broadcast; elsewhere of the largest chunk
+  size_t shift = 0;         // elements between a multiple of 16 bytes and the data
+  bool tells_lead = false;  // the kernels know the shift
   bool in_place = false;
   int num_blocks = 2;
   int threads_per_block = 32;
@@ -48,6 +55,7 @@ struct CollectiveCase {
 };
 
 // Empty, or what went wrong.
-std::string run_case(const CollectiveCase& what, const Options& options);
+std::string run_case(const CollectiveCase& what, const Options& options,
+                     uint64_t* accesses = nullptr);
 
 }  // namespace pycoll::sim

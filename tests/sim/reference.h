@@ -117,12 +117,13 @@ T reduce_float(ReduceOp op, int divisor, const std::vector<Term>& terms, auto lo
   return op == ReduceOp::kAvg ? sum / static_cast<T>(divisor) : sum;
 }
 
+// In T; `load(term)` gives a term's element.
 template <class T>
-void complex_element(Bytes& out, size_t i, ReduceOp op, int divisor,
-                     const std::vector<Term>& terms) {
+std::complex<T> reduce_complex(ReduceOp op, int divisor, const std::vector<Term>& terms,
+                               auto load) {
   using C = std::complex<T>;
   const auto scaled = [&](const Term& term) -> C {
-    const C x = value_at<C>(*term.bytes, i);
+    const C x = load(term);
     const auto f = static_cast<T>(op == ReduceOp::kPremulSum ? term.factor : 1.0);
     return {x.real() * f, x.imag() * f};
   };
@@ -130,7 +131,31 @@ void complex_element(Bytes& out, size_t i, ReduceOp op, int divisor,
                [&](C a, C b) { return op == ReduceOp::kProduct ? multiply(a, b) : a + b; });
   if (op == ReduceOp::kAvg)
     sum = {sum.real() / static_cast<T>(divisor), sum.imag() / static_cast<T>(divisor)};
+  return sum;
+}
+
+template <class T>
+void complex_element(Bytes& out, size_t i, ReduceOp op, int divisor,
+                     const std::vector<Term>& terms) {
+  using C = std::complex<T>;
+  const C sum = reduce_complex<T>(op, divisor, terms,
+                                  [i](const Term& term) { return value_at<C>(*term.bytes, i); });
   std::memcpy(out.data() + i * sizeof(C), &sum, sizeof(C));
+}
+
+// Two float16, added up in float32.
+inline void complex_half_element(Bytes& out, size_t i, ReduceOp op, int divisor,
+                                 const std::vector<Term>& terms) {
+  const test::FloatFormat& half = *test::float_format(DType::kFloat16);
+  const auto part = [&](const Term& term, size_t index) {
+    return static_cast<float>(half.decode(code_at(*term.bytes, index, 2)));
+  };
+  const std::complex<float> sum =
+      reduce_complex<float>(op, divisor, terms, [&](const Term& term) -> std::complex<float> {
+        return {part(term, 2 * i), part(term, 2 * i + 1)};
+      });
+  const uint32_t codes[] = {encoder(half).encode(sum.real()), encoder(half).encode(sum.imag())};
+  for (size_t k = 0; k < 2; ++k) std::memcpy(out.data() + (2 * i + k) * 2, &codes[k], 2);
 }
 
 template <class T>
@@ -183,6 +208,8 @@ inline void element(Bytes& out, size_t i, DType dtype, ReduceOp op, int divisor,
       return integer_element<uint32_t>(out, i, op, divisor, terms);
     case DType::kUInt64:
       return integer_element<uint64_t>(out, i, op, divisor, terms);
+    case DType::kComplex32:
+      return complex_half_element(out, i, op, divisor, terms);
     case DType::kComplex64:
       return complex_element<float>(out, i, op, divisor, terms);
     case DType::kComplex128:
@@ -248,6 +275,8 @@ inline bool is_same_element(DType dtype, const uint8_t* a, const uint8_t* b) {
     std::memcpy(&y, b, what.itemsize);
     return format->is_nan(x) && format->is_nan(y);
   }
+  if (dtype == DType::kComplex32)
+    return is_same_element(DType::kFloat16, a, b) && is_same_element(DType::kFloat16, a + 2, b + 2);
   if (dtype == DType::kFloat64) return both_nan(0.0, 0);
   if (dtype == DType::kFloat32) return both_nan(0.0f, 0);
   if (dtype == DType::kComplex64) return both_nan(0.0f, 0) && both_nan(0.0f, 1);

@@ -30,8 +30,24 @@ void fill_floats(Bytes& bytes, Random& random) {
   }
 }
 
-inline Bytes make_data(DType dtype, size_t numel, int rank, int call) {
+// How many elements are not finite: of many, so many that no block of quantised data would be.
+enum class Specials { kMany, kFew };
+
+// Of a type that takes part in float32. One element in a thousand is not finite.
+inline Bytes make_mostly_finite(DType dtype, size_t numel, Random& random) {
+  Bytes bytes(numel * itemsize(dtype));
+  for (size_t i = 0; i < numel; ++i) {
+    float x = random_float<float>(random);
+    if (!std::isfinite(x) && !random.chance(3)) x = 0.0f;
+    store_float(dtype, bytes.data() + i * itemsize(dtype), x);
+  }
+  return bytes;
+}
+
+inline Bytes make_data(DType dtype, size_t numel, int rank, int call,
+                       Specials specials = Specials::kMany) {
   Random random(static_cast<uint64_t>(rank) * 1000003u + static_cast<uint64_t>(call) * 7919u + 1);
+  if (specials == Specials::kFew) return make_mostly_finite(dtype, numel, random);
   Bytes bytes(numel * itemsize(dtype));
   switch (dtype) {
     case DType::kFloat64:

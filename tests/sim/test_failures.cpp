@@ -70,9 +70,10 @@ TEST(a_deadline_is_recorded_by_who_waits) {
 
 // A rank that comes to the meeting and then sends nothing: the wait for its data ends too.
 template <class Args, class Launch>
-void check_deadline_of_data(Phase phase, Launch launch) {
+void check_deadline_of_data(Phase phase, Launch launch,
+                            cuda::Protocol protocol = cuda::Protocol::kSimple) {
   constexpr int kSilent = 1;
-  SimGroup group({.world_size = 3}, {});
+  SimGroup group({.world_size = 3, .protocol = protocol}, {});
   group.timeout_ns = 1'000'000'000;
   std::vector<std::unique_ptr<Tensor>> tensors;
   for (int rank = 0; rank < 3; ++rank) {
@@ -87,6 +88,7 @@ void check_deadline_of_data(Phase phase, Launch launch) {
     args.input = args.output = tensors.back()->data();
     args.numel = 100;
     if constexpr (requires { args.protocol; }) {
+      args.protocol = protocol;
       args.staging = group.ring(rank);
     } else {
       args.staging = group.direct();
@@ -111,8 +113,40 @@ void check_deadline_of_data(Phase phase, Launch launch) {
 TEST(a_deadline_ends_the_wait_for_data_too) {
   check_deadline_of_data<cuda::AllReduceTwoShotArgs>(Phase::kDirectIn,
                                                      cuda::launch_all_reduce_two_shot);
-  check_deadline_of_data<cuda::AllReduceRingArgs>(Phase::kRingReceive,
-                                                  cuda::launch_all_reduce_ring);
+  for (const cuda::Protocol protocol : {cuda::Protocol::kSimple, cuda::Protocol::kLL128})
+    check_deadline_of_data<cuda::AllReduceRingArgs>(Phase::kRingReceive,
+                                                    cuda::launch_all_reduce_ring, protocol);
+}
+
+// A rank whose header comes by packets and whose data does not. On a quantised wire whole warps must leave together.
+TEST(a_deadline_ends_the_wait_for_packets_too) {
+  constexpr int kSilent = 1;
+  for (const size_t block_numel : {size_t{0}, size_t{64}}) {
+    SimGroup group({.world_size = 3}, {});
+    group.timeout_ns = 1'000'000'000;
+    std::vector<std::unique_ptr<Tensor>> tensors;
+    for (int rank = 0; rank < 3; ++rank) {
+      tensors.push_back(std::make_unique<Tensor>(group, 400, 0));
+      cuda::AllReduceOneShotArgs args;
+      args.group = group.group(rank, true);
+      args.input = args.output = tensors.back()->data();
+      args.numel = rank == kSilent ? 0 : 100;
+      args.wire = {DType::kInt8, block_numel};
+      args.mailboxes = group.mailboxes();
+      args.capacity_units = group.sizes.capacity_units;
+      cuda::launch_all_reduce_one_shot(args, group.config(), group.simulation.stream(rank));
+    }
+    const Report report = group.simulation.run();
+    CHECK(report.done(), "%s", report.text.c_str());
+    for (const int rank : {0, 2}) {
+      const cuda::FailureRecord& record = group.record(rank);
+      CHECK(record.kind == static_cast<uint32_t>(FailureKind::kDeadline), "kind %u", record.kind);
+      CHECK(record.phase == static_cast<uint32_t>(Phase::kOneShotData), "phase %u", record.phase);
+      CHECK(record.peer == kSilent && record.expected == 1 && record.seen == 0, "peer %d",
+            record.peer);
+    }
+    CHECK(group.record(kSilent).kind == 0, "%s", "who needs nothing waits for nothing");
+  }
 }
 
 TEST(an_aborted_group_returns_at_once) {
@@ -253,8 +287,8 @@ struct FarKernel {
   static constexpr int kMaxThreads = 32;
   static void run(const Args& args) {
     const size_t unit = args.first_unit + threadIdx.x;
-    const auto output = cuda::output_units<cuda::BFloat16>(args.data, 0, args.numel);
-    if (unit < output.num_units())
+    const auto output = cuda::output_units<cuda::BFloat16>(args.data, args.numel, 0);
+    if (unit < ceil_div(args.numel * 2, 16))
       output.store(unit, {{uint32_t(unit), uint32_t(unit >> 32), 3, 4}});
   }
 };

@@ -58,7 +58,7 @@ void run_seeds(CollectiveCase what, Options options) {
       options.memory = memory;
       // Credits of a ring matter with more ranks than slots only: otherwise what has gone around says the same.
       what.world_size = is_ring(what.kernel) && seed % 3 == 2 ? cuda::kRingSlots + 2 : 2 + seed % 3;
-      what.dtype = seed % 4 == 0 ? DType::kBFloat16 : DType::kFloat32;
+      what.dtype = seed % 4 == 0 && !what.wire.is_quantised() ? DType::kBFloat16 : DType::kFloat32;
       if (kThreadSanitizer) what.num_calls = 2;  // each of its fibers takes a millisecond
       if (reduces(what.kernel)) what.op = seed % 4 == 1 ? ReduceOp::kMin : ReduceOp::kSum;
       options.preempt_percent = seed % 3 == 0 ? 50 : 10;
@@ -68,6 +68,14 @@ void run_seeds(CollectiveCase what, Options options) {
       if (!complaint.empty()) return;
     }
   }
+}
+
+// A block and its scale fill a slot.
+CollectiveCase quantised(CollectiveCase what) {
+  what.wire = {DType::kInt8, 64};
+  what.slot_units = 5;
+  what.numel = 1531;
+  return what;
 }
 
 #define STRESS(test_name, kernel, protocol) \
@@ -86,7 +94,141 @@ STRESS(reduce_scatter_ring_ll128, Kernel::kReduceScatterRing, Protocol::kLL128)
 STRESS(all_gather_ring_simple, Kernel::kAllGatherRing, Protocol::kSimple)
 STRESS(all_gather_ring_ll128, Kernel::kAllGatherRing, Protocol::kLL128)
 
+#define STRESS_QUANTISED(test_name, kernel) \
+  TEST(test_name) { run_seeds(quantised(stress(kernel, Protocol::kSimple)), {}); }
+
+STRESS_QUANTISED(quantised_one_shot, Kernel::kAllReduceOneShot)
+STRESS_QUANTISED(quantised_two_shot, Kernel::kAllReduceTwoShot)
+STRESS_QUANTISED(quantised_reduce_scatter, Kernel::kReduceScatterDirect)
+STRESS_QUANTISED(quantised_all_gather, Kernel::kAllGatherDirect)
+
+// What integers lose when they wrap on the way is no part of a sum, but it is of an average, which travels wide.
+TEST(integers_on_a_ring) {
+  if (kThreadSanitizer) return;  // to it they are like floats
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct, ReduceOp::kMax}) {
+    CollectiveCase what = stress(Kernel::kAllReduceRing, Protocol::kSimple);
+    what.dtype = DType::kInt8;
+    what.op = op;
+    what.world_size = 5;
+    const std::string complaint = run_case(what, {});
+    CHECK(complaint.empty(), "%s", complaint.c_str());
+  }
+}
+
+// Only averages of integers send more than the elements have.
+TEST(integers_travel_as_they_are) {
+  const auto accesses = [](ReduceOp op) {
+    constexpr size_t kNumel = 4096;
+    SimGroup group({.world_size = 2, .slot_units = 64}, {});
+    std::vector<std::unique_ptr<Tensor>> tensors;
+    for (int rank = 0; rank < 2; ++rank) {
+      tensors.push_back(std::make_unique<Tensor>(group, kNumel, 0));
+      cuda::AllReduceRingArgs args;
+      args.group = group.group(rank);
+      args.input = args.output = tensors.back()->data();
+      args.numel = kNumel;
+      args.reduction = {DType::kInt8, op, 2, 1.0};
+      args.staging = group.ring(rank);
+      cuda::launch_all_reduce_ring(args, group.config(), group.simulation.stream(rank));
+    }
+    return group.simulation.run().accesses;
+  };
+  const uint64_t of_sum = accesses(ReduceOp::kSum), of_average = accesses(ReduceOp::kAvg);
+  // A unit: read, sent, received, read, written, sent, received, written; of averages sent and received in four vectors first.
+  CHECK(of_sum < 2 * 8 * 128 + 1000, "%lu accesses", static_cast<unsigned long>(of_sum));
+  CHECK(of_average >= of_sum + 2 * 6 * 128, "%lu accesses, not much more than %lu",
+        static_cast<unsigned long>(of_average), static_cast<unsigned long>(of_sum));
+}
+
+// ---- corners of packets and lines
+
+// Calls of many sizes, one after another on the same memory, so that what is left of one lies where the next one looks.
+template <class Args, class Launch>
+void check_sizes(Launch launch, Protocol protocol, size_t slot_units) {
+  constexpr int kRanks = 3;
+  constexpr size_t kNumels[] = {397, 0, 5, 4 * 14, 4 * 15, 4 * 15 + 1, 1, 4 * 29 + 3, 397, 2};
+  for (uint64_t seed = 1; seed <= (kThreadSanitizer ? 1 : 3); ++seed) {
+    for (const Memory memory : {Memory::kStrong, Memory::kWeak}) {
+      if (is_left_out(memory)) continue;
+      SimGroup group({.world_size = kRanks,
+                      .threads_per_block = 32,
+                      .slot_units = slot_units,
+                      .protocol = protocol},
+                     {.seed = seed, .preempt_percent = 30, .memory = memory});
+      std::vector<std::unique_ptr<Tensor>> tensors;
+      std::vector<Bytes> expected;
+      for (int call = 0; call < static_cast<int>(std::size(kNumels)); ++call) {
+        const size_t numel = kNumels[call];
+        Bytes sums(numel * 4);
+        for (size_t i = 0; i < numel; ++i) {
+          const auto sum = static_cast<float>(kRanks * (i + 1000 * static_cast<size_t>(call)) + 3);
+          std::memcpy(sums.data() + 4 * i, &sum, 4);
+        }
+        for (int rank = 0; rank < kRanks; ++rank) {
+          tensors.push_back(std::make_unique<Tensor>(group, numel * 4, 0));
+          expected.push_back(sums);
+          for (size_t i = 0; i < numel; ++i) {
+            const auto x = static_cast<float>(i + 1000 * static_cast<size_t>(call) +
+                                              static_cast<size_t>(rank));
+            std::memcpy(tensors.back()->data() + 4 * i, &x, 4);
+          }
+          Args args;
+          args.group = group.group(rank, requires { args.mailboxes; });
+          args.input = args.output = tensors.back()->data();
+          args.numel = numel;
+          if constexpr (requires { args.mailboxes; }) {
+            args.mailboxes = group.mailboxes();
+            args.capacity_units = group.sizes.capacity_units;
+          } else {
+            args.protocol = protocol;
+            args.staging = group.ring(rank);
+          }
+          launch(args, group.config(), group.simulation.stream(rank));
+        }
+      }
+      const Report report = group.simulation.run();
+      CHECK(report.done(), "%s", report.text.c_str());
+      for (size_t i = 0; i < tensors.size(); ++i) {
+        const long different = first_difference(DType::kFloat32, tensors[i]->copy(), expected[i]);
+        CHECK(different < 0 && tensors[i]->guards_are_intact(), "call %zu, element %ld", i / kRanks,
+              different);
+      }
+    }
+  }
+}
+
+TEST(packets_of_calls_of_many_sizes) {
+  check_sizes<cuda::AllReduceOneShotArgs>(cuda::launch_all_reduce_one_shot, Protocol::kSimple, 8);
+}
+
+// Segments that end before, in and after the unit that is split between two lines of a pair.
+TEST(lines_of_calls_of_many_sizes) {
+  for (const size_t slot_units : {15, 1, 14, 16}) {
+    if (kThreadSanitizer && slot_units != 15) continue;
+    check_sizes<cuda::AllReduceRingArgs>(cuda::launch_all_reduce_ring, Protocol::kLL128,
+                                         slot_units);
+  }
+}
+
 // ---- conditions
+
+// Of the element types that few launchers have.
+TEST(misaligned_alike) {
+  if (kThreadSanitizer) return;  // to it this is the same
+  for (const Kernel kernel :
+       {Kernel::kAllReduceOneShot, Kernel::kAllReduceTwoShot, Kernel::kAllReduceRing,
+        Kernel::kReduceScatterDirect, Kernel::kReduceScatterRing, Kernel::kAllGatherRing}) {
+    for (const size_t shift : {1, 2, 3}) {
+      CollectiveCase what = stress(kernel, Protocol::kSimple);
+      what.dtype = shift == 2 ? DType::kBFloat16 : DType::kFloat32;
+      what.shift = shift;
+      what.tells_lead = true;
+      what.num_calls = 2;
+      const std::string complaint = run_case(what, {});
+      CHECK(complaint.empty(), "%s", complaint.c_str());
+    }
+  }
+}
 
 const Kernel kAllKernels[] = {
     Kernel::kAllReduceOneShot,    Kernel::kAllReduceTwoShot,  Kernel::kAllReduceRing,
@@ -276,27 +418,38 @@ struct ReadKernel {
   }
 };
 
-TEST(barrier_orders_kernels) {
-  constexpr int kRanks = 4;
-  for (uint64_t seed = 1; seed <= 10; ++seed) {
+// Ranks 0 to kRanks - 1, of which `absent` takes no part and is in nobody's table.
+void check_barrier(int absent) {
+  constexpr int kRanks = 5;
+  for (uint64_t seed = 1; seed <= (kThreadSanitizer ? 3 : 10); ++seed) {
     for (const Memory memory : {Memory::kStrong, Memory::kWeak}) {
       if (kThreadSanitizer && memory == Memory::kWeak) continue;
       SimGroup group({.world_size = kRanks}, {.seed = seed, .memory = memory});
       const DeviceMemory words(group.simulation, kRanks * 64);
       for (uint32_t round = 1; round <= 3; ++round) {
         for (int rank = 0; rank < kRanks; ++rank) {
+          if (rank == absent) continue;
           void* const stream = group.simulation.stream(rank);
-          const int next = (rank + 1) % kRanks;
+          cuda::BarrierArgs args{group.group(rank)};
+          if (absent >= 0) args.group.control.of_rank[absent] = nullptr;
+          int next = (rank + 1) % kRanks;
+          if (next == absent) next = (next + 1) % kRanks;
           cuda::launch<WriteKernel>({words.as<uint32_t>() + 16 * rank, round}, {1, 32}, stream);
-          cuda::launch_barrier({group.group(rank)}, {1, 32}, stream);
+          cuda::launch_barrier(args, {1, 32}, stream);
           cuda::launch<ReadKernel>({words.as<uint32_t>() + 16 * next, round}, {1, 32}, stream);
-          cuda::launch_barrier({group.group(rank)}, {1, 32}, stream);
+          cuda::launch_barrier(args, {1, 32}, stream);
         }
       }
       const Report report = group.simulation.run();
       CHECK(report.done(), "%s", report.text.c_str());
     }
   }
+}
+
+TEST(barrier_orders_kernels) { check_barrier(-1); }
+TEST(barrier_without_some_rank) {
+  if (kThreadSanitizer) return;  // to it this is the same
+  for (const int absent : {0, 2, 4}) check_barrier(absent);
 }
 
 }  // namespace

@@ -1,33 +1,34 @@
 // Every rank sends all of its data to every rank, and adds up all that it gets: one trip, (n - 1) S bytes sent and received.
 //
-// The data is cut into units of 16 bytes; unit u belongs to the same thread from its sending to its result, so threads need not
-// wait for one another. A rank
+// The data is cut into blocks of the wire (wire.cuh: units of 16 bytes, or what shares a scale); a block belongs to the same threads
+// from its sending to its result, so others need not wait. A rank
 //
-//   1. sends its header (fingerprint, factor of PREMUL_SUM) and its units to each peer, as LL packets;
+//   1. sends its header (fingerprint, factor of PREMUL_SUM) and its blocks to each peer, as LL packets;
 //   2. waits for the header of each peer and compares fingerprints; only if all are alike does it go on;
-//   3. adds the ranks' units in rank order, its own among them, and writes each result, which may be where the input was.
+//   3. adds the ranks' blocks in rank order, its own among them, and writes each result, which may be where the input was.
+//
+// A result goes through the wire's type, though it goes nowhere: one-shot and two-shot have the same bits.
 //
 // The header is sent even when there is no data, and waited for by every block, because the reuse of packets rests on it (ll.cuh).
 #pragma once
 
 #include "kernels/cuda/device.cuh"
-#include "kernels/cuda/edges.cuh"
-#include "kernels/cuda/elements.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ll.cuh"
 #include "kernels/cuda/meeting.cuh"
 #include "kernels/cuda/signals.cuh"
 #include "kernels/cuda/thread_group.cuh"
+#include "kernels/cuda/wire.cuh"
 #include "topology/ring.h"
 
 namespace pycoll::cuda {
 
-template <class Element>
+template <class Wire>
 struct AllReduceOneShotKernel {
   using Args = AllReduceOneShotArgs;
-  static constexpr int kMaxThreads = 512;
+  static constexpr int kMaxThreads = Wire::kPacketThreads;
   // Peers whose packets are asked for at once, so that their latencies overlap.
-  static constexpr int kBatch = 4;
+  static constexpr int kBatch = Wire::kPacketBatch;
   static constexpr int kFingerprintHeader = 0;
   static constexpr int kFactorHeader = 1;
 
@@ -36,12 +37,16 @@ struct AllReduceOneShotKernel {
     const BlockGroup block;
     const uint32_t epoch = next_epoch(args.group.epochs);
     if (!block.all(!aborted(args.group.watch))) return;
-    send(args, block, epoch);
+    const Wire wire(args.wire, args.capacity_units, args.lead_bytes);
+    send(args, wire, block, epoch);
     if (!block.all(receive_headers(args, block, epoch, factors))) return;
-    if (reduce(args, block, epoch, factors)) end_epoch(block, args.group.epochs, epoch);
+    if (reduce(args, wire, block, epoch, factors)) end_epoch(block, args.group.epochs, epoch);
   }
 
  private:
+  using Position = typename Wire::Position;
+  using Packets = typename Wire::Packets;
+
   static PYCOLL_DEVICE bool is_peer(const Args& args, int rank) {
     return cuda::is_peer(args.group, args.mailboxes, rank);
   }
@@ -50,19 +55,32 @@ struct AllReduceOneShotKernel {
     return {args.mailboxes.of_rank[dst], src, args.group.world_size, args.capacity_units, epoch};
   }
 
-  static PYCOLL_DEVICE void send(const Args& args, const BlockGroup& block, uint32_t epoch) {
+  // Each rank begins with another peer, so that they do not all write to the same one.
+  template <class Fn>
+  static PYCOLL_DEVICE void for_each_peer(const Args& args, Fn fn) {
+    for (int dst = ring::next(args.group.rank, args.group.world_size); dst != args.group.rank;
+         dst = ring::next(dst, args.group.world_size)) {
+      if (is_peer(args, dst)) fn(dst);
+    }
+  }
+
+  static PYCOLL_DEVICE void send(const Args& args, const Wire& wire, const BlockGroup& block,
+                                 uint32_t epoch) {
     if (block_index() == 0) send_headers(args, block, epoch);
     const Share share = share_of_grid(block);
-    const auto input = input_units<Element>(args.input, 0, args.numel);
-    const size_t num_units = input.num_units();
-    const size_t num_sent = ll::must_sweep(epoch) ? args.capacity_units : num_units;
-    for (size_t unit = share.first; unit < num_sent; unit += share.stride) {
-      const Vector16 data = unit < num_units ? input.load(unit) : Vector16{};
-      // Each rank begins with another peer, so that they do not all write to the same one.
-      for (int dst = ring::next(args.group.rank, args.group.world_size); dst != args.group.rank;
-           dst = ring::next(dst, args.group.world_size)) {
-        if (is_peer(args, dst)) stripe(args, args.group.rank, dst, epoch).send(unit, data);
-      }
+    const auto input = wire.source(args.input, 0, args.numel);
+    const size_t num_blocks = wire.num_blocks(0, args.numel);
+    wire.for_each(share, num_blocks, [&](const Position& at) {
+      const auto item = wire.load(input, 0, at);
+      for_each_peer(
+          args, [&](int dst) { wire.send(stripe(args, args.group.rank, dst, epoch), at, item); });
+      return true;
+    });
+    if (!ll::must_sweep(epoch)) return;
+    for (size_t unit = wire.units_in_packets(num_blocks) + share.first; unit < args.capacity_units;
+         unit += share.stride) {
+      for_each_peer(
+          args, [&](int dst) { stripe(args, args.group.rank, dst, epoch).send(unit, Vector16{}); });
     }
   }
 
@@ -107,56 +125,49 @@ struct AllReduceOneShotKernel {
     }
   }
 
-  static PYCOLL_DEVICE bool reduce(const Args& args, const BlockGroup& block, uint32_t epoch,
-                                   const double* factors) {
-    const Share share = share_of_grid(block);
-    const auto input = input_units<Element>(args.input, 0, args.numel);
-    const auto output = output_units<Element>(args.output, 0, args.numel);
-    for (size_t unit = share.first; unit < input.num_units(); unit += share.stride) {
-      Accumulator<Element> result;
-      if (!reduce_unit(args, epoch, unit, input.load(unit), factors, result)) return false;
-      if (args.reduction.op == ReduceOp::kAvg) divide(result, args.reduction.divisor);
-      output.store(unit, narrow<Element>(result));
-    }
-    return true;
+  static PYCOLL_DEVICE bool reduce(const Args& args, const Wire& wire, const BlockGroup& block,
+                                   uint32_t epoch, const double* factors) {
+    const auto input = wire.source(args.input, 0, args.numel);
+    const auto output = wire.target(args.output, 0, args.numel);
+    return wire.for_each(share_of_grid(block), wire.num_blocks(0, args.numel),
+                         [&](const Position& at) {
+                           RankOrderSum<Wire> sum(args.reduction, factors);
+                           if (!add_all(args, wire, epoch, at, wire.load(input, 0, at), sum))
+                             return false;
+                           wire.store(output, 0, at, wire.narrow(sum.result(), at));
+                           return true;
+                         });
   }
 
-  static PYCOLL_DEVICE bool reduce_unit(const Args& args, uint32_t epoch, size_t unit,
-                                        const Vector16& own, const double* factors,
-                                        Accumulator<Element>& result) {
-    bool is_first = true;
+  static PYCOLL_DEVICE bool add_all(const Args& args, const Wire& wire, uint32_t epoch,
+                                    const Position& at, const typename Wire::Item& own,
+                                    RankOrderSum<Wire>& sum) {
     for (int begin = 0; begin < args.group.world_size; begin += kBatch) {
-      ll::UnitPackets packets[kBatch];
-      if (!receive_batch(args, epoch, unit, begin, packets)) return false;
+      Packets packets[kBatch];
+      if (!wire.all(receive_batch(args, wire, epoch, at, begin, packets))) return false;
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int src = begin + i;
         if (src != args.group.rank && !is_peer(args, src)) continue;
-        Accumulator<Element> term =
-            widen<Element>(src == args.group.rank ? own : packets[i].data());
-        if (args.reduction.op == ReduceOp::kPremulSum) scale(term, factors[src]);
-        if (is_first) {
-          result = term;
-        } else {
-          combine(args.reduction.op, result, term);
-        }
-        is_first = false;
+        sum.add(src, wire.widen(src == args.group.rank ? own : wire.item(packets[i])));
       }
     }
     return true;
   }
 
-  // The unit's packets from the peers `begin` to `begin + kBatch - 1`.
-  static PYCOLL_DEVICE bool receive_batch(const Args& args, uint32_t epoch, size_t unit, int begin,
-                                          ll::UnitPackets (&packets)[kBatch]) {
+  // The packets at a position from the peers `begin` to `begin + kBatch - 1`.
+  static PYCOLL_DEVICE bool receive_batch(const Args& args, const Wire& wire, uint32_t epoch,
+                                          const Position& at, int begin,
+                                          Packets (&packets)[kBatch]) {
     BoundedSpin spin(args.group.watch, Phase::kOneShotData, epoch);
     bool is_missing[kBatch];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) is_missing[i] = is_peer(args, begin + i);
+    for (int i = 0; i < kBatch; ++i) is_missing[i] = wire.has(at) && is_peer(args, begin + i);
     for (;;) {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (is_missing[i]) packets[i] = stripe(args, begin + i, args.group.rank, epoch).look(unit);
+        if (is_missing[i])
+          packets[i] = wire.look(stripe(args, begin + i, args.group.rank, epoch), at);
       }
       int late_peer = -1;
       uint32_t seen = 0;

@@ -14,34 +14,25 @@ struct AllReduceRingKernel {
   static constexpr int kMaxThreads = 256;
 
   static PYCOLL_DEVICE void run(const Args& args) {
-    const BlockGroup block;
-    const Meeting meeting(args.group, block);
-    if (!meeting.begin({}, nullptr)) return;
-    Lanes lanes(args.group, args.staging, block, meeting.epoch());
     constexpr size_t kItem = sizeof(typename Element::Storage);
-    const Partition chunks(ceil_div(args.numel * kItem, kUnitBytes),
-                           static_cast<size_t>(args.group.world_size));
-    // The first chunk is the largest.
-    const BlockSegments largest(chunks.part(0).numel, args.staging.slot_units);
-    for (size_t j = 0; largest.has(j); ++j)
-      if (!go_around(args, lanes, chunks, j)) return;
-    meeting.end();
+    const PartSegments segments(num_units(args.lead_bytes, args.numel * kItem),
+                                args.group.world_size, args.staging.slot_units);
+    run_iterations<Lanes>(args, {}, nullptr, segments.largest(), [&](Lanes& lanes, size_t j) {
+      return go_around(args, lanes, [&](int chunk) { return segments.segment(chunk, j); });
+    });
   }
 
  private:
   // All steps of one segment of each chunk.
-  static PYCOLL_DEVICE bool go_around(const Args& args, Lanes& lanes, const Partition& chunks,
-                                      size_t iteration) {
+  template <class SegmentOf>
+  static PYCOLL_DEVICE bool go_around(const Args& args, Lanes& lanes, SegmentOf segment_of) {
     const int n = args.group.world_size;
-    const auto input = input_units<Element>(args.input, 0, args.numel);
-    const auto output = output_units<Element>(args.output, 0, args.numel);
+    const auto input = input_units<Element>(args.input, args.numel, args.lead_bytes);
+    const auto output = output_units<Element>(args.output, args.numel, args.lead_bytes);
     RingSteps<Element, Lanes> steps(lanes, args.reduction);
     const int num_steps = 2 * n - 1;
     for (int step = 0; step < num_steps; ++step) {
-      const Range chunk =
-          chunks.part(static_cast<size_t>(ring::all_reduce_chunk(args.group.rank, step, n)));
-      Range segment = BlockSegments(chunk.numel, args.staging.slot_units).segment(iteration);
-      segment.begin += chunk.begin;
+      const Range segment = segment_of(ring::all_reduce_chunk(args.group.rank, step, n));
       const bool sends = step + 1 < num_steps;
       const bool goes_on =
           step < n ? steps.reduce(input, output, segment, step > 0, step == n - 1, sends)

@@ -1,4 +1,5 @@
-// The scale of a quantised block, by the rule of bucket.h.
+// The scale of a quantised block and the codes under it, by the rule of docs/quantisation.md. The CPU's kernels do the same
+// (kernels/cpu/block_quantise), bit by bit.
 #pragma once
 
 #include <cstdint>
@@ -7,28 +8,18 @@
 
 namespace pycoll::cuda {
 
-template <class Code>
-struct CodeRange;
-template <>
-struct CodeRange<Float8E4M3FN> {
-  static constexpr float kLargest = 448.0f;
-};
-template <>
-struct CodeRange<Float8E5M2> {
-  static constexpr float kLargest = 57344.0f;
-};
-template <>
-struct CodeRange<Int8Code> {
-  static constexpr float kLargest = 127.0f;
-};
-
-// What makes the largest magnitude, given by its bits, the largest code.
+// What makes the largest magnitude, given by its bits, the largest code; NaN if it is not finite.
 template <class Code>
 PYCOLL_DEVICE float block_scale(uint32_t amax) {
-  constexpr uint32_t kLeastNormal = 0x00800000u;
-  if (amax == 0) return 1.0f;
-  const float scale = rounded_product(float_from_bits(amax), 1.0f / CodeRange<Code>::kLargest);
-  return bits_from_float(scale) < kLeastNormal ? float_from_bits(kLeastNormal) : scale;
+  constexpr uint32_t kLeastNormal = 0x00800000u, kInfinity = 0x7f800000u, kNan = 0x7fc00000u;
+  const float scale = quotient_toward_zero(float_from_bits(amax), kLargestCode<Code>);
+  const uint32_t bits = bits_from_float(scale);
+  return float_from_bits(amax >= kInfinity ? kNan : bits < kLeastNormal ? kLeastNormal : bits);
+}
+
+// What is rounded to a code; 0 where the scale is NaN.
+PYCOLL_DEVICE float scaled_down(float x, float scale) {
+  return scale == scale ? rounded_quotient(x, scale) : 0.0f;
 }
 
 }  // namespace pycoll::cuda

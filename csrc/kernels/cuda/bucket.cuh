@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/bucket.h"
 #include "kernels/cuda/float_io.cuh"
@@ -14,10 +15,18 @@
 
 namespace pycoll::cuda {
 
-enum class Direction { kFlatten, kUnflatten };
+// Elements that are moved and not computed with, by their size.
+template <DType kType, class T>
+struct RawElement {
+  static constexpr DType kDType = kType;
+  using Storage = T;
+  using Accumulate = T;
+  static PYCOLL_DEVICE T widen(T x) { return x; }
+  static PYCOLL_DEVICE T narrow(T x) { return x; }
+};
 
 // `From` and `To` are the element types on the way from tensors to bucket, or from bucket to tensors.
-template <class From, class To, Direction kDirection>
+template <class From, class To>
 struct BucketKernel {
   using Args = BucketArgs;
   static constexpr int kMaxThreads = 256;
@@ -25,7 +34,7 @@ struct BucketKernel {
 
   static PYCOLL_DEVICE void run(const Args& args) {
     const WarpGroup warp;
-    float scale = args.scale;
+    auto scale = static_cast<Factor>(args.scale);
     if (args.device_scale != nullptr) scale *= load_scale(args.device_scale);
     const auto num_warps = static_cast<size_t>(warp.num_warps());
     const auto first =
@@ -41,12 +50,13 @@ struct BucketKernel {
   }
 
  private:
+  using Wide = typename From::Accumulate;
+  static constexpr bool kComputes = std::is_floating_point_v<Wide>;
+  using Factor = std::conditional_t<kComputes, Wide, float>;
+  static constexpr size_t kFromItem = sizeof(typename From::Storage);
+  static constexpr size_t kToItem = sizeof(typename To::Storage);
   // As many as the narrower type has in 16 bytes.
-  static constexpr int kRun =
-      16 / static_cast<int>(sizeof(typename From::Storage) < sizeof(typename To::Storage)
-                                ? sizeof(typename From::Storage)
-                                : sizeof(typename To::Storage));
-  static constexpr bool kFlattens = kDirection == Direction::kFlatten;
+  static constexpr int kRun = static_cast<int>(16 / (kFromItem < kToItem ? kFromItem : kToItem));
 
   static PYCOLL_DEVICE BucketTensor tensor(const Args& args, size_t index) {
     const auto* fields = reinterpret_cast<const uint64_t*>(args.tensors + index);
@@ -69,7 +79,7 @@ struct BucketKernel {
   }
 
   static PYCOLL_DEVICE void do_tile(const Args& args, const WarpGroup& warp, size_t tile,
-                                    float scale, uint32_t& amax) {
+                                    Factor scale, uint32_t& amax) {
     const size_t begin = tile * kTileNumel;
     const size_t end = begin + kTileNumel;
     for (size_t i = first_tensor(args, begin); i < args.num_tensors; ++i) {
@@ -83,64 +93,59 @@ struct BucketKernel {
 
   // Elements `range` of the bucket, all of one tensor.
   static PYCOLL_DEVICE void do_piece(const Args& args, const WarpGroup& warp,
-                                     const BucketTensor& it, Range range, float scale,
+                                     const BucketTensor& it, Range range, Factor scale,
                                      uint32_t& amax) {
-    constexpr size_t kTensorItem = sizeof(typename From::Storage);
     const size_t offset = range.begin - it.begin;
+    const bool flattens = args.direction == Direction::kFlatten;
     std::byte* const bucket =
-        static_cast<std::byte*>(args.bucket) +
-        range.begin * (kFlattens ? sizeof(typename To::Storage) : sizeof(typename From::Storage));
-    std::byte* const data =
-        it.data == 0 ? nullptr
-                     : reinterpret_cast<std::byte*>(it.data) +
-                           offset * (kFlattens ? kTensorItem : sizeof(typename To::Storage));
-    const std::byte* const source = kFlattens ? data : bucket;
-    std::byte* const target = kFlattens ? bucket : data;
+        static_cast<std::byte*>(args.bucket) + range.begin * (flattens ? kToItem : kFromItem);
+    std::byte* const data = it.data == 0 ? nullptr
+                                         : reinterpret_cast<std::byte*>(it.data) +
+                                               offset * (flattens ? kFromItem : kToItem);
+    const std::byte* const source = flattens ? data : bucket;
+    std::byte* const target = flattens ? bucket : data;
     if (target == nullptr || (source == nullptr && args.accumulate)) return;
-    size_t done = 0;
-    if (is_vector_aligned(source) && is_vector_aligned(target)) {
-      done = range.numel / kRun * kRun;
-      for (auto i = static_cast<size_t>(warp.thread_rank()) * kRun; i < done;
-           i += kWarpThreads * kRun)
-        do_run(args, source, target, i, scale, amax);
-    }
-    for (size_t i = done + static_cast<size_t>(warp.thread_rank()); i < range.numel;
-         i += kWarpThreads)
-      do_element(args, source, target, i, scale, amax);
+    const RunSplit split = RunSplit::of<From, To>(source, target, range.numel);
+    const auto lane = static_cast<size_t>(warp.thread_rank());
+    for (size_t i = split.begin() + lane * kRun; i < split.end(); i += kWarpThreads * kRun)
+      do_run(args, source, target, i, scale, amax);
+    for (size_t i = lane; i < split.num_single(range.numel); i += kWarpThreads)
+      do_element(args, source, target, split.single(i), scale, amax);
   }
 
   static PYCOLL_DEVICE void do_run(const Args& args, const std::byte* source, std::byte* target,
-                                   size_t i, float scale, uint32_t& amax) {
-    float x[kRun] = {};
-    if (source != nullptr)
-      Run<From, kRun>::load_vectors(source + i * sizeof(typename From::Storage), x);
-    std::byte* const to = target + i * sizeof(typename To::Storage);
-    float before[kRun] = {};
+                                   size_t i, Factor scale, uint32_t& amax) {
+    Wide x[kRun] = {};
+    if (source != nullptr) Run<From, kRun>::load_vectors(source + i * kFromItem, x);
+    std::byte* const to = target + i * kToItem;
+    Wide before[kRun] = {};
     if (args.accumulate) Run<To, kRun>::load_vectors(to, before);
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-      note(x[k], amax);
-      x[k] = scaled(args, x[k], scale, before[k]);
-    }
+    for (int k = 0; k < kRun; ++k) x[k] = computed(args, x[k], scale, before[k], amax);
     Run<To, kRun>::store_vectors(to, x);
   }
 
   static PYCOLL_DEVICE void do_element(const Args& args, const std::byte* source, std::byte* target,
-                                       size_t i, float scale, uint32_t& amax) {
-    std::byte* const to = target + i * sizeof(typename To::Storage);
-    float x = 0.0f;
-    if (source != nullptr) x = load_scalar<From>(source + i * sizeof(typename From::Storage));
-    note(x, amax);
-    store_scalar<To>(to, scaled(args, x, scale, args.accumulate ? load_scalar<To>(to) : 0.0f));
+                                       size_t i, Factor scale, uint32_t& amax) {
+    std::byte* const to = target + i * kToItem;
+    Wide x = {}, before = {};
+    if (source != nullptr) x = load_scalar<From>(source + i * kFromItem);
+    if (args.accumulate) before = load_scalar<To>(to);
+    store_scalar<To>(to, computed(args, x, scale, before, amax));
   }
 
-  static PYCOLL_DEVICE float scaled(const Args& args, float x, float scale, float before) {
-    const float product = rounded_product(x, scale);
-    return args.accumulate ? before + product : product;
-  }
-  static PYCOLL_DEVICE void note(float x, uint32_t& amax) {
-    const uint32_t bits = magnitude_bits(x);
-    if (bits > amax) amax = bits;
+  // What is stored for an element.
+  static PYCOLL_DEVICE Wide computed(const Args& args, Wide x, Factor scale, Wide before,
+                                     uint32_t& amax) {
+    if constexpr (kComputes) {
+      const uint32_t bits = magnitude_bits(static_cast<float>(x));
+      if (bits > amax) amax = bits;
+      const Wide product = rounded_product(x, scale);
+      const Wide sum = args.accumulate ? before + product : product;
+      if constexpr (kLargestCode<To> > 0) return clamped(sum, kLargestCode<To>);
+      return sum;
+    }
+    return x;
   }
 };
 

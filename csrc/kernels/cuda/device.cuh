@@ -34,7 +34,9 @@ namespace pycoll::cuda {
 PYCOLL_DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 PYCOLL_DEVICE double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
-PYCOLL_DEVICE float reciprocal(float x) { return __frcp_rn(x); }
+// The same of quotients: to nearest even, and toward zero.
+PYCOLL_DEVICE float rounded_quotient(float a, float b) { return __fdiv_rn(a, b); }
+PYCOLL_DEVICE float quotient_toward_zero(float a, float b) { return __fdiv_rz(a, b); }
 
 PYCOLL_DEVICE float float_from_bits(uint32_t bits) { return __uint_as_float(bits); }
 PYCOLL_DEVICE uint32_t bits_from_float(float x) { return __float_as_uint(x); }

@@ -158,6 +158,19 @@ struct ComplexElement {
   static PYCOLL_DEVICE Accumulate widen(Storage x) { return x; }
   static PYCOLL_DEVICE Storage narrow(Accumulate x) { return x; }
 };
+// Of two float16.
+struct Complex32 {
+  static constexpr DType kDType = DType::kComplex32;
+  using Storage = Complex<uint16_t>;
+  using Accumulate = Complex<float>;
+  using Arithmetic = ComplexArithmetic<float>;
+  static PYCOLL_DEVICE Accumulate widen(Storage x) {
+    return {Float16::widen(x.re), Float16::widen(x.im)};
+  }
+  static PYCOLL_DEVICE Storage narrow(Accumulate x) {
+    return {Float16::narrow(x.re), Float16::narrow(x.im)};
+  }
+};
 using Complex64 = ComplexElement<DType::kComplex64, float>;
 using Complex128 = ComplexElement<DType::kComplex128, double>;
 

@@ -6,7 +6,6 @@
 
 #include "kernels/cuda/direct.cuh"
 #include "kernels/cuda/edges.cuh"
-#include "topology/ring.h"
 
 namespace pycoll::cuda {
 
@@ -17,27 +16,24 @@ struct ExchangeDirectKernel {
   static constexpr int kMaxThreads = 256;
 
   static PYCOLL_DEVICE void run(const Args& args) {
-    const BlockGroup block;
-    const Meeting meeting(args.group, block);
-    if (!meeting.begin({1.0, args.send_bytes, args.receive_bytes}, nullptr)) return;
-    const DirectLanes lanes(args.group, args.staging, block, meeting.epoch());
     size_t most_bytes = 0;
     for (int rank = 0; rank < args.group.world_size; ++rank)
       if (bytes_with(args, rank) > most_bytes) most_bytes = bytes_with(args, rank);
-    const BlockSegments largest = segments_of(args, most_bytes);
-    for (size_t j = 0; largest.has(j); ++j) {
+    const auto iterate = [&](const DirectLanes& lanes, size_t j) {
       const int area = static_cast<int>(j % kDirectAreas);
       const auto done = static_cast<uint32_t>(j + 1);
       const auto is_active = [&](int rank) {
         return segments_of(args, bytes_with(args, rank)).has(j);
       };
-      send(args, block, lanes, j, area);
+      lanes.for_each_peer([&](int dst) { send(args, lanes, dst, j, area); });
       lanes.post(area, done, is_active);
-      copy_own(args, block, j);
-      if (!lanes.wait(area, done, Phase::kDirectIn, is_active)) return;
-      receive(args, block, lanes, j, area);
-    }
-    meeting.end();
+      copy_own(args, lanes.block(), j);
+      if (!lanes.wait(area, done, Phase::kDirectIn, is_active)) return false;
+      lanes.for_each_peer([&](int src) { receive(args, lanes, src, j, area); });
+      return true;
+    };
+    run_iterations<DirectLanes>(args, {1.0, args.send_bytes, args.receive_bytes}, nullptr,
+                                segments_of(args, most_bytes), iterate);
   }
 
  private:
@@ -54,25 +50,20 @@ struct ExchangeDirectKernel {
     return sent > received ? sent : received;
   }
   static PYCOLL_DEVICE Source source(const Args& args, int rank) {
-    return {static_cast<const std::byte*>(args.send[rank]), args.send_bytes[rank]};
+    return {static_cast<const std::byte*>(args.send[rank]), args.send_bytes[rank], 0};
   }
   static PYCOLL_DEVICE Target target(const Args& args, int rank) {
-    return {static_cast<std::byte*>(args.receive[rank]), args.receive_bytes[rank]};
+    return {static_cast<std::byte*>(args.receive[rank]), args.receive_bytes[rank], 0};
   }
 
-  static PYCOLL_DEVICE void send(const Args& args, const BlockGroup& block,
-                                 const DirectLanes& lanes, size_t iteration, int area) {
-    const int self = args.group.rank;
-    const Share share = share_of_thread(block);
-    for (int dst = ring::next(self, args.group.world_size); dst != self;
-         dst = ring::next(dst, args.group.world_size)) {
-      if (!lanes.is_peer(dst)) continue;
-      const Source from = source(args, dst);
-      const Range segment = segments_of(args, args.send_bytes[dst]).segment(iteration);
-      Vector16* const slot = lanes.slot(area, dst, self);
-      for (size_t i = share.first; i < segment.numel; i += share.stride)
-        peer::store_plain(slot + i, from.load(segment.begin + i));
-    }
+  static PYCOLL_DEVICE void send(const Args& args, const DirectLanes& lanes, int dst,
+                                 size_t iteration, int area) {
+    const Share share = share_of_thread(lanes.block());
+    const Source from = source(args, dst);
+    const Range segment = segments_of(args, args.send_bytes[dst]).segment(iteration);
+    Vector16* const slot = lanes.slot(area, dst, args.group.rank);
+    for (size_t i = share.first; i < segment.numel; i += share.stride)
+      peer::store_plain(slot + i, from.load(segment.begin + i));
   }
 
   static PYCOLL_DEVICE void copy_own(const Args& args, const BlockGroup& block, size_t iteration) {
@@ -86,19 +77,14 @@ struct ExchangeDirectKernel {
       to.store(segment.begin + i, from.load(segment.begin + i));
   }
 
-  static PYCOLL_DEVICE void receive(const Args& args, const BlockGroup& block,
-                                    const DirectLanes& lanes, size_t iteration, int area) {
-    const int self = args.group.rank;
-    const Share share = share_of_thread(block);
-    for (int src = ring::next(self, args.group.world_size); src != self;
-         src = ring::next(src, args.group.world_size)) {
-      if (!lanes.is_peer(src)) continue;
-      const Target to = target(args, src);
-      const Range segment = segments_of(args, args.receive_bytes[src]).segment(iteration);
-      const Vector16* const slot = lanes.slot(area, self, src);
-      for (size_t i = share.first; i < segment.numel; i += share.stride)
-        to.store(segment.begin + i, peer::load_plain(slot + i));
-    }
+  static PYCOLL_DEVICE void receive(const Args& args, const DirectLanes& lanes, int src,
+                                    size_t iteration, int area) {
+    const Share share = share_of_thread(lanes.block());
+    const Target to = target(args, src);
+    const Range segment = segments_of(args, args.receive_bytes[src]).segment(iteration);
+    const Vector16* const slot = lanes.slot(area, args.group.rank, src);
+    for (size_t i = share.first; i < segment.numel; i += share.stride)
+      to.store(segment.begin + i, peer::load_plain(slot + i));
   }
 };
 

@@ -70,6 +70,27 @@ struct Reduction {
   double factor = 1.0;  // PREMUL_SUM: this rank's own
 };
 
+// What travels between ranks: elements as they are, or codes of 8 bits with a float32 scale for each block of elements
+// (docs/quantisation.md has the rule). Results that go on to other ranks are quantised too, so that all ranks have the same bits; a
+// group of one rank quantises nothing. Sums are formed in float32, in rank order.
+struct WireFormat {
+  DType dtype = DType::kFloat8E4M3FN;  // of the codes: float8_e4m3fn, float8_e5m2 or int8
+  // Elements that share a scale: a power of two from 32 to 512. 0: elements travel as they are. Otherwise they are float32, float16 or
+  // bfloat16.
+  size_t block_numel = 0;
+
+  bool is_quantised() const { return block_numel != 0; }
+};
+
+// A block's codes and its scale.
+PYCOLL_HOST_DEVICE constexpr size_t quantised_slot_blocks(size_t slot_units, size_t block_numel) {
+  return slot_units * kUnitBytes / (block_numel + sizeof(float));
+}
+
+// `lead_bytes` in arguments: where all ranks' data begins equally far behind a multiple of 16 bytes, that distance (of reduce_scatter
+// the input's, of all_gather the output's); a multiple of the element's size. Equal on all ranks; 0 is always right. Units of 16
+// bytes are counted so that they are aligned there, so all but a head and a tail moves in vectors.
+
 // ---- barrier
 
 struct BarrierArgs {
@@ -94,15 +115,24 @@ constexpr size_t ll_mailbox_bytes(int world_size, size_t capacity_units) {
   return 2 * static_cast<size_t>(world_size) * ll_stripe_packets(capacity_units) * kPacketBytes;
 }
 
+// Units of 16 bytes in which data travels by packets.
+constexpr size_t packet_units(size_t numel, DType dtype, const WireFormat& wire,
+                              size_t lead_bytes = 0) {
+  if (wire.block_numel == 0) return ceil_div(numel * itemsize(dtype) + lead_bytes, kUnitBytes);
+  return ceil_div(numel, wire.block_numel) * (wire.block_numel / kUnitBytes + 1);
+}
+
 struct AllReduceOneShotArgs {
   // Its epochs are used by one-shot kernels only, and its control memory not at all: the packets are signals enough.
   Group group;
   const void* input = nullptr;
   void* output = nullptr;  // the same as input, or memory that does not overlap it
   size_t numel = 0;
+  size_t lead_bytes = 0;
   Reduction reduction;
+  WireFormat wire;
   PeerTable mailboxes;        // ll_mailbox_bytes of each rank, 128-byte aligned, zero at first
-  size_t capacity_units = 0;  // a multiple of 8; no fewer than the data has
+  size_t capacity_units = 0;  // a multiple of 8; no fewer than packet_units(...)
 };
 
 // output = input of rank 0 op input of rank 1 op ...: in rank order, in the accumulate type, rounded once; the same bits on
@@ -135,45 +165,44 @@ struct AllReduceTwoShotArgs {
   const void* input = nullptr;
   void* output = nullptr;  // the same as input, or memory that does not overlap it
   size_t numel = 0;
+  size_t lead_bytes = 0;
   Reduction reduction;
-  DirectStaging staging;
+  WireFormat wire;
+  DirectStaging staging;  // of a quantised wire at least a block and its scale fit a slot
 };
 
 // As all_reduce_one_shot, in the same order: each rank adds up one part and sends the result to all.
 void launch_all_reduce_two_shot(const AllReduceTwoShotArgs& args, LaunchConfig config,
                                 void* stream);
 
-struct AllReduceQuantisedArgs {
-  Group group;
-  const void* input = nullptr;
-  void* output = nullptr;  // the same as input, or memory that does not overlap it
-  size_t numel = 0;
-  DType dtype = DType::kFloat32;            // float32, float16 or bfloat16
-  DType wire_dtype = DType::kFloat8E4M3FN;  // float8_e4m3fn, float8_e5m2 or int8
-  size_t block_numel = 128;  // elements that share a scale: a power of two from 32 to 512
-  int divisor = 0;           // AVG; 0: SUM
-  DirectStaging staging;
-};
-
-// As all_reduce_two_shot, with codes and scales on the way (bucket.h has the rule). Every rank's input is quantised, its own too, and
-// added up in float32, in rank order; the sum is quantised once more. So all ranks have the same bits, and an element is off by at
-// most the errors, as bucket.h bounds them, of all ranks' inputs and of the sum of what they became, added up (and, of AVG,
-// divided), and the roundings to float32 and to the data's type.
-void launch_all_reduce_quantised(const AllReduceQuantisedArgs& args, LaunchConfig config,
-                                 void* stream);
-
 struct ReduceScatterDirectArgs {
   Group group;
   const void* input = nullptr;  // all chunks
   void* output = nullptr;       // this rank's chunk; it may be where that chunk is in the input
-  ChunkTable chunks;            // of elements
+  ChunkTable chunks;            // of elements; on a quantised wire blocks begin with each chunk
+  size_t lead_bytes = 0;
   Reduction reduction;
+  WireFormat wire;
   DirectStaging staging;
 };
 
 // output = this rank's chunk, reduced in rank order.
 void launch_reduce_scatter_direct(const ReduceScatterDirectArgs& args, LaunchConfig config,
                                   void* stream);
+
+struct AllGatherQuantisedArgs {
+  Group group;
+  const void* input = nullptr;  // this rank's chunk; it may be where that chunk is in the output
+  void* output = nullptr;       // all chunks
+  ChunkTable chunks;            // of elements
+  DType dtype = DType::kFloat32;
+  WireFormat wire;
+  DirectStaging staging;
+};
+
+// output = what arrives of each chunk, of the own one too.
+void launch_all_gather_quantised(const AllGatherQuantisedArgs& args, LaunchConfig config,
+                                 void* stream);
 
 // Bytes that this rank sends to each rank, itself too, and gets from each. What one rank sends another must be as much as that
 // one expects; this is compared before anything is written.
@@ -235,7 +264,8 @@ struct RingStaging {
 
 constexpr size_t ring_signal_bytes() { return sizeof(uint64_t) * kRingSignals * kMaxBlocks; }
 
-// Partial results travel in the accumulate type, which takes up to this many times the room of the elements.
+// Partial results of floats travel in the accumulate type, and so do those of averages of integers: up to this many times the room of
+// the elements.
 inline constexpr size_t kMaxWireVectors = 4;
 // Two lines carry 15 units.
 inline constexpr size_t kUnitsPerLinePair = 15;
@@ -255,6 +285,7 @@ struct AllReduceRingArgs {
   const void* input = nullptr;
   void* output = nullptr;  // the same as input, or memory that does not overlap it
   size_t numel = 0;
+  size_t lead_bytes = 0;
   Reduction reduction;
   RingStaging staging;
 };
@@ -268,6 +299,7 @@ struct ReduceScatterRingArgs {
   const void* input = nullptr;  // all chunks
   void* output = nullptr;       // this rank's chunk; it may be where that chunk is in the input
   ChunkTable chunks;            // of elements
+  size_t lead_bytes = 0;
   Reduction reduction;
   RingStaging staging;
 };
@@ -282,24 +314,53 @@ struct AllGatherRingArgs {
   const void* input = nullptr;  // this rank's chunk; it may be where that chunk is in the output
   void* output = nullptr;       // all chunks
   ChunkTable chunks;            // of bytes
+  size_t lead_bytes = 0;
   RingStaging staging;
 };
 
 void launch_all_gather_ring(const AllGatherRingArgs& args, LaunchConfig config, void* stream);
 
 // ---- multimem: the switch adds and copies (sm_90 and later, NVSwitch). Not run by the simulator.
+//
+// Order and rounding are the switch's own: the same bits on all ranks, not those of the other kernels. SUM of float32, float16 and
+// bfloat16. Of `staging` signals are used; slots may be any memory of each rank. `multicast_data` is all ranks' data at once, at
+// a multicast address.
+
+// Whether the current device can run them; without it the launchers refuse.
+bool has_multimem();
 
 struct AllReduceMultimemArgs {
   Group group;
-  // Of all ranks' data at once: a multicast address, 16-byte aligned. The result takes the place of the data.
-  void* multicast_data = nullptr;
-  size_t numel = 0;               // a multiple of the elements in 16 bytes
-  DType dtype = DType::kFloat32;  // float32, float16 or bfloat16; SUM only
-  DirectStaging staging;          // its signals; slots may be any memory of each rank
+  void* multicast_data = nullptr;  // 16-byte aligned; the result takes its place
+  size_t numel = 0;                // a multiple of the elements in 16 bytes
+  DType dtype = DType::kFloat32;
+  DirectStaging staging;
 };
 
-// Order and rounding are the switch's own: the same bits on all ranks, not those of the other kernels.
 void launch_all_reduce_multimem(const AllReduceMultimemArgs& args, LaunchConfig config,
+                                void* stream);
+
+struct ReduceScatterMultimemArgs {
+  Group group;
+  const void* multicast_data = nullptr;  // all chunks, 16-byte aligned
+  void* output = nullptr;                // this rank's, 16-byte aligned
+  size_t chunk_numel = 0;                // a multiple of the elements in 16 bytes
+  DType dtype = DType::kFloat32;
+  DirectStaging staging;
+};
+
+void launch_reduce_scatter_multimem(const ReduceScatterMultimemArgs& args, LaunchConfig config,
+                                    void* stream);
+
+struct AllGatherMultimemArgs {
+  Group group;
+  const void* input = nullptr;     // this rank's chunk, 16-byte aligned
+  void* multicast_data = nullptr;  // all chunks, 16-byte aligned
+  size_t chunk_bytes = 0;          // a multiple of 16
+  DirectStaging staging;
+};
+
+void launch_all_gather_multimem(const AllGatherMultimemArgs& args, LaunchConfig config,
                                 void* stream);
 
 }  // namespace pycoll::cuda

@@ -20,8 +20,7 @@ void launch_for_code(const QuantiseArgs& args, LaunchConfig config, void* stream
 
 template <template <class, class> class Kernel>
 void launch_for_data(const QuantiseArgs& args, LaunchConfig config, void* stream) {
-  PYCOLL_CHECK_ARG(args.block_numel > 0 && args.block_numel % 32 == 0, "blocks of ",
-                   args.block_numel, " elements, which is no multiple of 32");
+  PYCOLL_CHECK_ARG(args.block_numel > 0, "block is 0; give a positive number of elements");
   switch (args.data_dtype) {
     case DType::kFloat32:
       return launch_for_code<Kernel, Float32>(args, config, stream);

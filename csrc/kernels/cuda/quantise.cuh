@@ -1,4 +1,4 @@
-// Block-wise quantisation (bucket.h has the rule and its error). A warp takes a block: it finds the largest magnitude, then makes
+// Block-wise quantisation (docs/quantisation.md has the rule). A warp takes a block: it finds the largest magnitude, then makes
 // codes; the data is read twice, the second time from the cache.
 #pragma once
 
@@ -12,24 +12,52 @@
 
 namespace pycoll::cuda {
 
-// Runs of 16 elements: one vector of codes. Blocks are multiples of 32 elements, so a run lies within one.
+// Runs of 16 elements: one vector of codes.
 inline constexpr int kQuantisedRun = 16;
 
-// What both kernels share: who takes which block, and which part of it goes in vectors.
-template <class Fn>
+// A block, and how this lane goes through it.
+template <class Data>
+struct QuantisedBlock {
+  static constexpr size_t kItem = sizeof(typename Data::Storage);
+  std::byte* data;
+  std::byte* codes;
+  size_t numel;
+  RunSplit split;
+
+  // `on_run(i)` and `on_element(i)` for the lane's share.
+  template <class OnRun, class OnElement>
+  PYCOLL_DEVICE void for_each(OnRun on_run, OnElement on_element) const {
+    const auto lane = static_cast<size_t>(WarpGroup{}.thread_rank());
+    for (size_t i = split.begin() + lane * kQuantisedRun; i < split.end();
+         i += kWarpThreads * kQuantisedRun)
+      on_run(i);
+    for (size_t i = lane; i < split.num_single(numel); i += kWarpThreads)
+      on_element(split.single(i));
+  }
+};
+
+// Calls `fn(index, block)` for the blocks of this warp.
+template <class Data, class Code, class Fn>
 PYCOLL_DEVICE void for_each_block(const QuantiseArgs& args, Fn fn) {
+  constexpr size_t kItem = sizeof(typename Data::Storage);
   const WarpGroup warp;
   const auto num_warps = static_cast<size_t>(warp.num_warps());
   const auto first =
       static_cast<size_t>(block_index()) * num_warps + static_cast<size_t>(warp.warp());
-  const bool is_aligned = is_vector_aligned(args.data) && is_vector_aligned(args.codes);
-  for (size_t block = first; block * args.block_numel < args.numel;
+  const size_t total =
+      args.begins != nullptr ? args.num_blocks : ceil_div(args.numel, args.block_numel);
+  for (size_t block = first; block < total;
        block += static_cast<size_t>(num_blocks()) * num_warps) {
-    const size_t begin = block * args.block_numel;
-    const size_t rest = args.numel - begin;
-    const size_t numel = rest < args.block_numel ? rest : args.block_numel;
-    const size_t num_in_runs = is_aligned ? numel / kQuantisedRun * kQuantisedRun : 0;
-    fn(block, Range{begin, numel}, num_in_runs);
+    size_t begin = block * args.block_numel;
+    size_t end = begin + args.block_numel < args.numel ? begin + args.block_numel : args.numel;
+    if (args.begins != nullptr) {
+      begin = peer::load_plain(args.begins + block);
+      end = peer::load_plain(args.begins + block + 1);
+    }
+    std::byte* const data = static_cast<std::byte*>(args.data) + begin * kItem;
+    std::byte* const codes = static_cast<std::byte*>(args.codes) + begin;
+    fn(block, QuantisedBlock<Data>{data, codes, end - begin,
+                                   RunSplit::of<Data, Code>(data, codes, end - begin)});
   }
 }
 
@@ -39,58 +67,47 @@ struct QuantiseKernel {
   static constexpr int kMaxThreads = 256;
 
   static PYCOLL_DEVICE void run(const Args& args) {
-    for_each_block(args, [&](size_t block, Range range, size_t num_in_runs) {
-      const WarpGroup warp;
-      const uint32_t amax = max_of_warp(largest(args, range, num_in_runs));
-      const float scale = block_scale<Code>(amax);
-      if (warp.thread_rank() == 0) store_scale(args.scales + block, scale);
-      encode(args, range, num_in_runs, reciprocal(scale));
+    for_each_block<Data, Code>(args, [&](size_t index, const QuantisedBlock<Data>& block) {
+      const float scale = block_scale<Code>(max_of_warp(largest(block)));
+      if (WarpGroup{}.thread_rank() == 0) store_scale(args.scales + index, scale);
+      encode(block, scale);
     });
   }
 
  private:
   static constexpr size_t kItem = sizeof(typename Data::Storage);
 
-  static PYCOLL_DEVICE const std::byte* data_at(const Args& args, size_t i) {
-    return static_cast<const std::byte*>(args.data) + i * kItem;
-  }
-  static PYCOLL_DEVICE std::byte* code_at(const Args& args, size_t i) {
-    return static_cast<std::byte*>(args.codes) + i;
-  }
-
   // Of this lane's elements.
-  static PYCOLL_DEVICE uint32_t largest(const Args& args, Range range, size_t num_in_runs) {
-    const auto lane = static_cast<size_t>(WarpGroup{}.thread_rank());
+  static PYCOLL_DEVICE uint32_t largest(const QuantisedBlock<Data>& block) {
     uint32_t amax = 0;
     const auto note = [&](float x) {
       const uint32_t bits = magnitude_bits(x);
       if (bits > amax) amax = bits;
     };
-    for (size_t i = lane * kQuantisedRun; i < num_in_runs; i += kWarpThreads * kQuantisedRun) {
-      float x[kQuantisedRun];
-      Run<Data, kQuantisedRun>::load_vectors(data_at(args, range.begin + i), x);
+    block.for_each(
+        [&](size_t i) {
+          float x[kQuantisedRun];
+          Run<Data, kQuantisedRun>::load_vectors(block.data + i * kItem, x);
 #pragma unroll
-      for (int k = 0; k < kQuantisedRun; ++k) note(x[k]);
-    }
-    for (size_t i = num_in_runs + lane; i < range.numel; i += kWarpThreads)
-      note(load_scalar<Data>(data_at(args, range.begin + i)));
+          for (int k = 0; k < kQuantisedRun; ++k) note(x[k]);
+        },
+        [&](size_t i) { note(load_scalar<Data>(block.data + i * kItem)); });
     return amax;
   }
 
-  static PYCOLL_DEVICE void encode(const Args& args, Range range, size_t num_in_runs,
-                                   float inverse) {
-    const auto lane = static_cast<size_t>(WarpGroup{}.thread_rank());
-    for (size_t i = lane * kQuantisedRun; i < num_in_runs; i += kWarpThreads * kQuantisedRun) {
-      float x[kQuantisedRun];
-      Run<Data, kQuantisedRun>::load_vectors(data_at(args, range.begin + i), x);
+  static PYCOLL_DEVICE void encode(const QuantisedBlock<Data>& block, float scale) {
+    block.for_each(
+        [&](size_t i) {
+          float x[kQuantisedRun];
+          Run<Data, kQuantisedRun>::load_vectors(block.data + i * kItem, x);
 #pragma unroll
-      for (int k = 0; k < kQuantisedRun; ++k) x[k] = rounded_product(x[k], inverse);
-      Run<Code, kQuantisedRun>::store_vectors(code_at(args, range.begin + i), x);
-    }
-    for (size_t i = num_in_runs + lane; i < range.numel; i += kWarpThreads) {
-      const float x = load_scalar<Data>(data_at(args, range.begin + i));
-      store_scalar<Code>(code_at(args, range.begin + i), rounded_product(x, inverse));
-    }
+          for (int k = 0; k < kQuantisedRun; ++k) x[k] = scaled_down(x[k], scale);
+          Run<Code, kQuantisedRun>::store_vectors(block.codes + i, x);
+        },
+        [&](size_t i) {
+          const float x = load_scalar<Data>(block.data + i * kItem);
+          store_scalar<Code>(block.codes + i, scaled_down(x, scale));
+        });
   }
 };
 
@@ -100,28 +117,27 @@ struct DequantiseKernel {
   static constexpr int kMaxThreads = 256;
 
   static PYCOLL_DEVICE void run(const Args& args) {
-    for_each_block(args, [&](size_t block, Range range, size_t num_in_runs) {
-      const float scale = load_scale(args.scales + block);
-      decode(args, range, num_in_runs, scale);
+    for_each_block<Data, Code>(args, [&](size_t index, const QuantisedBlock<Data>& block) {
+      decode(block, load_scale(args.scales + index));
     });
   }
 
  private:
-  static PYCOLL_DEVICE void decode(const Args& args, Range range, size_t num_in_runs, float scale) {
-    const auto lane = static_cast<size_t>(WarpGroup{}.thread_rank());
-    const auto* const codes = static_cast<const std::byte*>(args.codes) + range.begin;
-    auto* const data =
-        static_cast<std::byte*>(args.data) + range.begin * sizeof(typename Data::Storage);
-    for (size_t i = lane * kQuantisedRun; i < num_in_runs; i += kWarpThreads * kQuantisedRun) {
-      float x[kQuantisedRun];
-      Run<Code, kQuantisedRun>::load_vectors(codes + i, x);
+  static constexpr size_t kItem = sizeof(typename Data::Storage);
+
+  static PYCOLL_DEVICE void decode(const QuantisedBlock<Data>& block, float scale) {
+    block.for_each(
+        [&](size_t i) {
+          float x[kQuantisedRun];
+          Run<Code, kQuantisedRun>::load_vectors(block.codes + i, x);
 #pragma unroll
-      for (int k = 0; k < kQuantisedRun; ++k) x[k] = rounded_product(x[k], scale);
-      Run<Data, kQuantisedRun>::store_vectors(data + i * sizeof(typename Data::Storage), x);
-    }
-    for (size_t i = num_in_runs + lane; i < range.numel; i += kWarpThreads)
-      store_scalar<Data>(data + i * sizeof(typename Data::Storage),
-                         rounded_product(load_scalar<Code>(codes + i), scale));
+          for (int k = 0; k < kQuantisedRun; ++k) x[k] = rounded_product(x[k], scale);
+          Run<Data, kQuantisedRun>::store_vectors(block.data + i * kItem, x);
+        },
+        [&](size_t i) {
+          const float x = rounded_product(load_scalar<Code>(block.codes + i), scale);
+          store_scalar<Data>(block.data + i * kItem, x);
+        });
   }
 };
 

@@ -3,9 +3,22 @@
 
 namespace pycoll::cuda {
 
+void launch_reduce_scatter_direct_quantised(const ReduceScatterDirectArgs& args,
+                                            LaunchConfig config,
+                                            void* stream);  // reduce_scatter_direct_quantised.cu
+
+namespace {
+
+template <class Element>
+using Kernel = ReduceScatterDirectKernel<PlainWire<Element>>;
+
+}  // namespace
+
 void launch_reduce_scatter_direct(const ReduceScatterDirectArgs& args, LaunchConfig config,
                                   void* stream) {
-  launch_reduction<ReduceScatterDirectKernel>(args, config, stream);
+  if (args.wire.is_quantised() && args.group.world_size > 1)
+    return launch_reduce_scatter_direct_quantised(args, config, stream);
+  launch_reduction<Kernel>(args, config, stream);
 }
 
 }  // namespace pycoll::cuda

@@ -1,91 +1,68 @@
-// Each rank gets its chunk from all and adds it up: one trip, (n - 1) / n S bytes sent and received.
-//
-// In iteration j a block writes segment j of every other rank's chunk into area j mod 2 there and posts; waits for all; and adds
-// the ranks' segments of its own chunk in rank order.
-//
-// Two slots suffice, without acknowledgement: a rank writes segment j + 2 after it has seen the post j + 1 of the slot's owner, who
-// made that after it had read segment j. (tests/spin/cuda_direct.pml; with one slot it fails.) All ranks go through as many
-// iterations as the largest chunk has, whatever they have to send.
 #pragma once
 
 #include "kernels/cuda/direct.cuh"
-#include "kernels/cuda/edges.cuh"
-#include "kernels/cuda/elements.cuh"
-#include "topology/ring.h"
+#include "kernels/cuda/wire.cuh"
 
 namespace pycoll::cuda {
 
-template <class Element>
+template <class Wire>
 struct ReduceScatterDirectKernel {
   using Args = ReduceScatterDirectArgs;
   static constexpr int kMaxThreads = 256;
 
   static PYCOLL_DEVICE void run(const Args& args) {
     PYCOLL_SHARED(double, factors, kMaxRanks);
-    const BlockGroup block;
-    const Meeting meeting(args.group, block);
-    if (!meeting.begin({args.reduction.factor}, factors)) return;
-    const DirectLanes lanes(args.group, args.staging, block, meeting.epoch());
-    const BlockSegments largest = largest_segments(args);
-    for (size_t j = 0; largest.has(j); ++j) {
+    const Wire wire(args.wire, args.staging.slot_units, args.lead_bytes);
+    const TableSegments segments(args.group.world_size, wire.blocks_in_slot(), [&](int rank) {
+      return wire.num_blocks(args.chunks.begin[rank], args.chunks.numel[rank]);
+    });
+    const auto iterate = [&](const DirectLanes& lanes, size_t j) {
       const int area = static_cast<int>(j % kDirectAreas);
       const auto done = static_cast<uint32_t>(j + 1);
-      send(args, block, lanes, j, area);
+      lanes.for_each_peer(
+          [&](int dst) { send(args, lanes, wire, dst, segments.segment(dst, j), area); });
       lanes.post(area, done, Everybody{});
-      if (!lanes.wait(area, done, Phase::kDirectIn, Everybody{})) return;
-      reduce(args, block, lanes, j, area, factors);
-    }
-    meeting.end();
+      if (!lanes.wait(area, done, Phase::kDirectIn, Everybody{})) return false;
+      reduce(args, lanes, wire, segments.segment(args.group.rank, j), area, factors);
+      return true;
+    };
+    run_iterations<DirectLanes>(args, {args.reduction.factor}, factors, segments.largest(),
+                                iterate);
   }
 
  private:
-  static PYCOLL_DEVICE BlockSegments segments_of(const Args& args, int rank) {
-    const size_t nbytes = args.chunks.numel[rank] * sizeof(typename Element::Storage);
-    return {ceil_div(nbytes, kUnitBytes), args.staging.slot_units};
-  }
-  // Of the chunk that takes the most iterations.
-  static PYCOLL_DEVICE BlockSegments largest_segments(const Args& args) {
-    int largest = 0;
-    for (int rank = 1; rank < args.group.world_size; ++rank)
-      if (args.chunks.numel[rank] > args.chunks.numel[largest]) largest = rank;
-    return segments_of(args, largest);
-  }
-  static PYCOLL_DEVICE auto input_chunk(const Args& args, int rank) {
-    return input_units<Element>(args.input, args.chunks.begin[rank], args.chunks.numel[rank]);
+  using Position = typename Wire::Position;
+
+  static PYCOLL_DEVICE auto input_chunk(const Args& args, const Wire& wire, int rank) {
+    const size_t begin = args.chunks.begin[rank];
+    return wire.source(wire.at(args.input, begin), begin, args.chunks.numel[rank]);
   }
 
-  static PYCOLL_DEVICE void send(const Args& args, const BlockGroup& block,
-                                 const DirectLanes& lanes, size_t iteration, int area) {
-    const int self = args.group.rank;
-    const Share share = share_of_thread(block);
-    for (int dst = ring::next(self, args.group.world_size); dst != self;
-         dst = ring::next(dst, args.group.world_size)) {
-      if (!lanes.is_peer(dst)) continue;
-      const auto input = input_chunk(args, dst);
-      const Range segment = segments_of(args, dst).segment(iteration);
-      Vector16* const slot = lanes.slot(area, dst, self);
-      for (size_t i = share.first; i < segment.numel; i += share.stride)
-        peer::store_plain(slot + i, input.load(segment.begin + i));
-    }
+  static PYCOLL_DEVICE void send(const Args& args, const DirectLanes& lanes, const Wire& wire,
+                                 int dst, Range segment, int area) {
+    const auto input = input_chunk(args, wire, dst);
+    Vector16* const slot = lanes.slot(area, dst, args.group.rank);
+    wire.for_each(share_of_thread(lanes.block()), segment.numel, [&](const Position& at) {
+      wire.put(slot, at, wire.load(input, segment.begin, at));
+      return true;
+    });
   }
 
-  static PYCOLL_DEVICE void reduce(const Args& args, const BlockGroup& block,
-                                   const DirectLanes& lanes, size_t iteration, int area,
-                                   const double* factors) {
+  static PYCOLL_DEVICE void reduce(const Args& args, const DirectLanes& lanes, const Wire& wire,
+                                   Range segment, int area, const double* factors) {
     const int self = args.group.rank;
-    const auto input = input_chunk(args, self);
-    const auto output = output_units<Element>(args.output, 0, args.chunks.numel[self]);
-    const Range segment = segments_of(args, self).segment(iteration);
-    const Share share = share_of_thread(block);
-    for (size_t i = share.first; i < segment.numel; i += share.stride) {
-      const size_t unit = segment.begin + i;
-      const auto takes_part = [&](int rank) { return rank == self || lanes.is_peer(rank); };
-      const auto load = [&](int rank) {
-        return rank == self ? input.load(unit) : peer::load_plain(lanes.slot(area, self, rank) + i);
-      };
-      output.store(unit, reduce_in_rank_order<Element>(args.reduction, factors,
-                                                       args.group.world_size, takes_part, load));
-    }
+    const auto input = input_chunk(args, wire, self);
+    const auto output = wire.target(args.output, args.chunks.begin[self], args.chunks.numel[self]);
+    wire.for_each(share_of_thread(lanes.block()), segment.numel, [&](const Position& at) {
+      const auto own = wire.load(input, segment.begin, at);
+      RankOrderSum<Wire> sum(args.reduction, factors);
+      for (int rank = 0; rank < args.group.world_size; ++rank) {
+        if (!lanes.takes_part(rank)) continue;
+        sum.add(rank, wire.widen(rank == self ? own : wire.get(lanes.slot(area, self, rank), at)));
+      }
+      wire.store_sum(output, segment.begin, at, sum.result());
+      return true;
+    });
   }
 };
 

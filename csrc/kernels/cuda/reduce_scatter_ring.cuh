@@ -11,41 +11,37 @@ struct ReduceScatterRingKernel {
   static constexpr int kMaxThreads = 256;
 
   static PYCOLL_DEVICE void run(const Args& args) {
-    const BlockGroup block;
-    const Meeting meeting(args.group, block);
-    if (!meeting.begin({}, nullptr)) return;
-    Lanes lanes(args.group, args.staging, block, meeting.epoch());
-    const BlockSegments largest = largest_segments(args);
-    for (size_t j = 0; largest.has(j); ++j)
-      if (!go_around(args, lanes, j)) return;
-    meeting.end();
+    const TableSegments segments(args.group.world_size, args.staging.slot_units, [&](int rank) {
+      return num_units(lead(args, rank), args.chunks.numel[rank] * kItem);
+    });
+    run_iterations<Lanes>(args, {}, nullptr, segments.largest(), [&](Lanes& lanes, size_t j) {
+      return go_around(args, lanes, [&](int chunk) { return segments.segment(chunk, j); });
+    });
   }
 
  private:
-  static PYCOLL_DEVICE BlockSegments segments_of(const Args& args, int rank) {
-    const size_t nbytes = args.chunks.numel[rank] * sizeof(typename Element::Storage);
-    return {ceil_div(nbytes, kUnitBytes), args.staging.slot_units};
-  }
-  // Of the chunk that takes the most iterations.
-  static PYCOLL_DEVICE BlockSegments largest_segments(const Args& args) {
-    int largest = 0;
-    for (int rank = 1; rank < args.group.world_size; ++rank)
-      if (args.chunks.numel[rank] > args.chunks.numel[largest]) largest = rank;
-    return segments_of(args, largest);
+  static constexpr size_t kItem = sizeof(typename Element::Storage);
+
+  static PYCOLL_DEVICE size_t lead(const Args& args, int rank) {
+    return lead_at(args.lead_bytes, args.chunks.begin[rank] * kItem);
   }
 
-  static PYCOLL_DEVICE bool go_around(const Args& args, Lanes& lanes, size_t iteration) {
+  // All steps of one segment of each chunk.
+  template <class SegmentOf>
+  static PYCOLL_DEVICE bool go_around(const Args& args, Lanes& lanes, SegmentOf segment_of) {
     const int n = args.group.world_size;
     const int self = args.group.rank;
-    const auto output = output_units<Element>(args.output, 0, args.chunks.numel[self]);
+    const auto output =
+        output_units<Element>(args.output, args.chunks.numel[self], lead(args, self));
     RingSteps<Element, Lanes> steps(lanes, args.reduction);
     for (int step = 0; step < n; ++step) {
       const int chunk = ring::all_reduce_chunk(self, step, n);
       const auto input =
-          input_units<Element>(args.input, args.chunks.begin[chunk], args.chunks.numel[chunk]);
-      const Range segment = segments_of(args, chunk).segment(iteration);
+          input_units<Element>(element_at<Element>(args.input, args.chunks.begin[chunk]),
+                               args.chunks.numel[chunk], lead(args, chunk));
       const bool is_last = step == n - 1;
-      if (!steps.reduce(input, output, segment, step > 0, is_last, !is_last)) return false;
+      if (!steps.reduce(input, output, segment_of(chunk), step > 0, is_last, !is_last))
+        return false;
     }
     return true;
   }

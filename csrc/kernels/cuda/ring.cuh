@@ -2,12 +2,14 @@
 // all_reduce, half of both for reduce_scatter and all_gather.
 //
 // There is one chunk a rank, and topology/ring.h says which one a rank handles in which step. A chunk is cut into segments as large
-// as a slot; a block takes its segments (direct.cuh) one after another, all steps of one before the next, and runs ahead of its
+// as a slot; a block takes its segments (segments.cuh) one after another, all steps of one before the next, and runs ahead of its
 // neighbours by the slots of its lanes. A step may receive the segment from the previous rank, add the rank's own input to it
 // (*reduce*) or take it as it is, write it to the output, and send it to the next rank.
 //
-// Partial results travel in the accumulate type and are rounded once, by the rank that completes the chunk. Lanes (ring_simple.cuh,
-// ring_ll128.cuh) know how data gets from rank to rank, and nothing else.
+// Partial results of floats travel in the accumulate type and are rounded once, by the rank that completes the chunk: n - 1 roundings
+// instead would be what a ring in bfloat16 is known for. Integers and truth values travel as they are, since nothing is lost when they
+// wrap on the way, but for averages, which need the exact sum. Lanes (ring_simple.cuh, ring_ll128.cuh) know how data gets from rank to
+// rank, and nothing else.
 //
 // Every rank goes through all steps even where its segment is empty, so that the lanes' counters agree.
 #pragma once
@@ -16,24 +18,27 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/cuda/direct.cuh"
 #include "kernels/cuda/edges.cuh"
 #include "kernels/cuda/elements.cuh"
 #include "kernels/cuda/ring_ll128.cuh"
 #include "kernels/cuda/ring_simple.cuh"
+#include "kernels/cuda/segments.cuh"
 #include "topology/ring.h"
 
 namespace pycoll::cuda {
 
-// Vectors in which a unit travels.
-template <class Element>
-inline constexpr int kWireVectors = static_cast<int>(sizeof(Accumulator<Element>) / kUnitBytes);
-
+// Partial results, as they travel and as they are added up.
 template <class Element>
 struct RingReduction {
-  static constexpr int kVectors = kWireVectors<Element>;
+  // In the accumulate type; in the elements' own a unit is one vector.
+  static constexpr int kVectors = static_cast<int>(sizeof(Accumulator<Element>) / kUnitBytes);
   static_assert(kVectors <= static_cast<int>(kMaxWireVectors));
+  static constexpr DTypeClass kClass = info(Element::kDType).dtype_class;
+  static constexpr bool kIsExact = kClass == DTypeClass::kInteger || kClass == DTypeClass::kBool;
   const Reduction& reduction;
+
+  PYCOLL_DEVICE bool is_narrow() const { return kIsExact && reduction.op != ReduceOp::kAvg; }
+  PYCOLL_DEVICE int num_vectors() const { return is_narrow() ? 1 : kVectors; }
 
   PYCOLL_DEVICE Accumulator<Element> own_term(const Vector16& input) const {
     Accumulator<Element> term = widen<Element>(input);
@@ -43,9 +48,20 @@ struct RingReduction {
   PYCOLL_DEVICE Accumulator<Element> add(const Vector16 (&wire)[kVectors],
                                          const Accumulator<Element>& own) const {
     Accumulator<Element> sum;
-    std::memcpy(&sum, wire, sizeof(sum));
+    if (is_narrow()) {
+      sum = widen<Element>(wire[0]);
+    } else {
+      std::memcpy(&sum, wire, sizeof(sum));
+    }
     combine(reduction.op, sum, own);
     return sum;
+  }
+  PYCOLL_DEVICE void to_wire(const Accumulator<Element>& sum, Vector16 (&wire)[kVectors]) const {
+    if (is_narrow()) {
+      wire[0] = narrow<Element>(sum);
+    } else {
+      std::memcpy(wire, &sum, sizeof(sum));
+    }
   }
   PYCOLL_DEVICE Vector16 complete(Accumulator<Element> sum) const {
     if (reduction.op == ReduceOp::kAvg) divide(sum, reduction.divisor);
@@ -68,7 +84,7 @@ class RingSteps {
     if (!lanes_.begin_step(receives, sends)) return false;
     const bool goes_on = lanes_.for_each_unit(segment.numel, [&](const auto& position) {
       Vector16 wire[kVectors] = {};
-      if (receives && !lanes_.receive(position, wire, kVectors)) return false;
+      if (receives && !lanes_.receive(position, wire, reduction_.num_vectors())) return false;
       if (position.has_unit) {
         const size_t unit = segment.begin + position.unit;
         Accumulator<Element> sum = reduction_.own_term(input.load(unit));
@@ -77,17 +93,17 @@ class RingSteps {
           wire[0] = reduction_.complete(sum);
           output.store(unit, wire[0]);
         } else {
-          std::memcpy(wire, &sum, sizeof(sum));
+          reduction_.to_wire(sum, wire);
         }
       }
-      if (sends) lanes_.send(position, wire, completes ? 1 : kVectors);
+      if (sends) lanes_.send(position, wire, completes ? 1 : reduction_.num_vectors());
       return true;
     });
     return lanes_.end_step(receives, sends, goes_on);
   }
 
  private:
-  static constexpr int kVectors = kWireVectors<Element>;
+  static constexpr int kVectors = RingReduction<Element>::kVectors;
   Lanes& lanes_;
   const RingReduction<Element> reduction_;
 };

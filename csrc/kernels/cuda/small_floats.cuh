@@ -58,6 +58,13 @@ struct Float8Format {
   }
 };
 
+// What a number beyond the range of a format becomes where it saturates: the largest one. Infinities stay what they are.
+PYCOLL_DEVICE float clamped(float x, float largest) {
+  const uint32_t magnitude = bits_from_float(x) & 0x7fffffffu;
+  const bool is_beyond = magnitude > bits_from_float(largest) && magnitude < 0x7f800000u;
+  return is_beyond ? (x < 0 ? -largest : largest) : x;
+}
+
 using Float8E4M3FNFormat = Float8Format<3, 7, Overflow::kToNan>;
 using Float8E5M2Format = Float8Format<2, 15, Overflow::kToInfinity>;
 

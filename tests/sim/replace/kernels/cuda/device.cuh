@@ -72,7 +72,13 @@ namespace pycoll::cuda {
 
 inline float rounded_product(float a, float b) { return a * b; }
 inline double rounded_product(double a, double b) { return a * b; }
-inline float reciprocal(float x) { return 1.0f / x; }
+inline float rounded_quotient(float a, float b) { return a / b; }
+// Of floats that are not negative. The product is exact in double, and so is the comparison.
+inline float quotient_toward_zero(float a, float b) {
+  const float q = a / b;
+  const bool is_above = static_cast<double>(q) * static_cast<double>(b) > static_cast<double>(a);
+  return is_above ? std::bit_cast<float>(std::bit_cast<uint32_t>(q) - 1) : q;
+}
 inline float float_from_bits(uint32_t bits) { return std::bit_cast<float>(bits); }
 inline uint32_t bits_from_float(float x) { return std::bit_cast<uint32_t>(x); }
 inline double double_from_bits(uint64_t bits) { return std::bit_cast<double>(bits); }

@@ -1,11 +1,11 @@
-// all_reduce by the switch (NVLS): each rank asks for the sum of its part of all ranks' data and writes it to all at once. 2 S / n
-// bytes each way for a rank, twice.
+// Collectives by the switch (NVLS). multimem.ld_reduce gives the sum of what lies at one place in all ranks' memory, multimem.st writes
+// to that place of all. In all_reduce a rank asks for the sum of its part and writes it to all at once; in reduce_scatter it keeps it; in
+// all_gather it writes its own chunk to all. 2 S / n bytes each way for a rank, or half of that.
 //
-// multimem.ld_reduce gives the sum of what lies at one place in all ranks' memory, multimem.st writes to that place of all. Ranks
-// meet before, so that all data is there, and each block tells all others afterwards that its part is done; a kernel ends when
+// Ranks meet before, so that all data is there, and each block tells all others afterwards that its part is done; a kernel ends when
 // its blocks have heard from all, so later kernels find the results. One place is read and written by one thread of one rank.
 //
-// sm_90 and later; compiled for others it does nothing, and must not be chosen.
+// sm_90 and later; compiled for others these do nothing, and the launchers refuse (multimem.cu).
 #pragma once
 
 #include "kernels/cuda/direct.cuh"
@@ -62,27 +62,71 @@ PYCOLL_DEVICE void multimem_store(Vector16* p, const Vector16& v) {
                  : "memory");
 }
 
+// Meets, gives this rank's share of `num_units` to `fn(unit)`, and waits until all ranks are done.
+template <class Args, class Fn>
+PYCOLL_DEVICE void run_multimem(const Args& args, size_t num_units, Fn fn) {
+  constexpr int kDone = 0;
+  const BlockGroup block;
+  const Meeting meeting(args.group, block);
+  if (!meeting.begin({}, nullptr)) return;
+  const Share share = share_of_grid(block);
+  for (size_t unit = share.first; unit < num_units; unit += share.stride) fn(unit);
+  const DirectLanes lanes(args.group, args.staging, block, meeting.epoch());
+  lanes.post(kDone, 1, Everybody{});
+  if (!lanes.wait(kDone, 1, Phase::kMultimemDone, Everybody{})) return;
+  meeting.end();
+}
+
+template <class Element>
+PYCOLL_DEVICE size_t whole_units(size_t numel) {
+  return numel / static_cast<size_t>(kElementsPerUnit<Element>);
+}
+
 template <class Element>
 struct AllReduceMultimemKernel {
   using Args = AllReduceMultimemArgs;
   static constexpr int kMaxThreads = 512;
-  static constexpr int kDone = 0;
 
   static PYCOLL_DEVICE void run(const Args& args) {
-    const BlockGroup block;
-    const Meeting meeting(args.group, block);
-    if (!meeting.begin({}, nullptr)) return;
-    const size_t num_units = args.numel / static_cast<size_t>(kElementsPerUnit<Element>);
-    const Range chunk = part(num_units, static_cast<size_t>(args.group.world_size),
-                             static_cast<size_t>(args.group.rank));
+    const Range chunk =
+        part(whole_units<Element>(args.numel), static_cast<size_t>(args.group.world_size),
+             static_cast<size_t>(args.group.rank));
     Vector16* const data = static_cast<Vector16*>(args.multicast_data) + chunk.begin;
-    const Share share = share_of_grid(block);
-    for (size_t unit = share.first; unit < chunk.numel; unit += share.stride)
+    run_multimem(args, chunk.numel, [&](size_t unit) {
       multimem_store(data + unit, Multimem<Element>::sum(data + unit));
-    const DirectLanes lanes(args.group, args.staging, block, meeting.epoch());
-    lanes.post(kDone, 1, Everybody{});
-    if (!lanes.wait(kDone, 1, Phase::kMultimemDone, Everybody{})) return;
-    meeting.end();
+    });
+  }
+};
+
+template <class Element>
+struct ReduceScatterMultimemKernel {
+  using Args = ReduceScatterMultimemArgs;
+  static constexpr int kMaxThreads = 512;
+
+  static PYCOLL_DEVICE void run(const Args& args) {
+    const size_t numel = whole_units<Element>(args.chunk_numel);
+    const Vector16* const data = static_cast<const Vector16*>(args.multicast_data) +
+                                 static_cast<size_t>(args.group.rank) * numel;
+    run_multimem(args, numel, [&](size_t unit) {
+      peer::store_plain(static_cast<Vector16*>(args.output) + unit,
+                        Multimem<Element>::sum(data + unit));
+    });
+  }
+};
+
+// Of bytes.
+struct AllGatherMultimemKernel {
+  using Args = AllGatherMultimemArgs;
+  static constexpr int kMaxThreads = 512;
+
+  static PYCOLL_DEVICE void run(const Args& args) {
+    const size_t numel = args.chunk_bytes / kUnitBytes;
+    Vector16* const data =
+        static_cast<Vector16*>(args.multicast_data) + static_cast<size_t>(args.group.rank) * numel;
+    run_multimem(args, numel, [&](size_t unit) {
+      multimem_store(data + unit,
+                     peer::load_plain(static_cast<const Vector16*>(args.input) + unit));
+    });
   }
 };
 
