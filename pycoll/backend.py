@@ -14,7 +14,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from pycoll import _core, flight_recorder
+from pycoll import _core, flight_recorder, tuning
 from pycoll.options import Options
 
 if TYPE_CHECKING:
@@ -73,8 +73,10 @@ def extension() -> ModuleType:
 def _create(group: Any, pg_options: object) -> Any:
     """Called by torch on every rank of a new group (``register_backend(extended_api=True)``)."""
     core = extension()
+    table = None
     if isinstance(pg_options, core.BackendOptions):  # inherited from the parent of a split group
         options = Options(algorithm=pg_options.algorithm)
+        table = pg_options.tuning
     elif pg_options is None:
         options = Options()
     elif isinstance(pg_options, Options):
@@ -86,7 +88,9 @@ def _create(group: Any, pg_options: object) -> Any:
     if options.debug is not None:
         core.set_log_level(options.debug)
     timeout = group.timeout if options.timeout is None else options.timeout
-    return core.create(group, options.algorithm or "", cast(timedelta, timeout))
+    if table is None:
+        table = tuning.current()
+    return core.create(group, options.algorithm or "", table, cast(timedelta, timeout))
 
 
 def backend_of(group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> Any:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from pycoll.bench import formulas, units
-from pycoll.bench.collectives import (
-    _EXACT_UP_TO,
+from pycoll.bench.buffers import Buffers
+from pycoll.bench.cases import (
     DTYPES,
+    EXACT_UP_TO,
     OPS,
-    Buffers,
+    REDUCE_OPS,
+    REDUCING,
     Case,
-    exact_modulus,
+    places,
     total_nbytes,
     total_numel,
 )
 from pycoll.bench.engine import Effort, measure, percentile
+from pycoll.bench.exact_data import exact_modulus
 from pycoll.bench.steps import Laps, exposed_communication
 
 GIB = 1 << 30
@@ -38,6 +43,11 @@ QUICK = Effort(warmup_calls=1, repetitions=1, repetition_seconds=0.001)
         ("all_gather", 4 * (256 << 20), 107.374, 80.531),
         ("broadcast", GIB, 107.374, 107.374),
         ("all_to_all", GIB, 107.374, 80.531),
+        ("reduce", GIB, 107.374, 107.374),
+        ("gather", GIB, 107.374, 80.531),
+        ("scatter", GIB, 107.374, 80.531),
+        ("send_recv", GIB, 107.374, 107.374),
+        ("barrier", GIB, 107.374, 0.0),
     ],
 )
 def test_bandwidth_of_four_ranks_in_ten_milliseconds(op, total_bytes, algorithm, bus):
@@ -117,7 +127,7 @@ def test_sums_are_exact_in_the_dtype(dtype, world_size):
     modulus = exact_modulus(dtype, world_size)
     assert all(modulus % divisor for divisor in range(2, modulus))
     largest = world_size * (modulus - 1)
-    assert largest <= _EXACT_UP_TO[dtype]
+    assert largest <= EXACT_UP_TO[dtype]
     assert int(torch.tensor(largest, dtype=torch.int64).to(dtype)) == largest
 
 
@@ -131,61 +141,134 @@ class PlainRanks:
     process: results come from the definitions, element by element. `spoil` breaks them.
     """
 
-    def __init__(self, rank, world_size, modulus, spoil=lambda result, inputs: result):
-        self.rank, self.world_size, self.modulus, self.spoil = rank, world_size, modulus, spoil
+    P2POp = staticmethod(lambda function, tensor, peer: (function, tensor, peer))
+    isend, irecv = "send", "receive"
+
+    def __init__(self, case, rank, world_size, spoil=lambda result, inputs: result):
+        self.case, self.rank, self.world_size, self.spoil = case, rank, world_size, spoil
+        self.modulus = exact_modulus(DTYPES[case.dtype], world_size, case.reduce_op)
 
     def inputs(self, numel):
-        return [
-            [(7 * i + 13 * rank) % self.modulus for i in range(numel)]
-            for rank in range(self.world_size)
-        ]
+        def element(i, rank):
+            value = (7 * i + 13 * rank) % self.modulus
+            if self.case.reduce_op == "avg":
+                return value * self.world_size
+            return 1 + value % 2 if self.case.reduce_op == "product" else value
+
+        return [[element(i, rank) for i in range(numel)] for rank in range(self.world_size)]
 
     def write(self, output, values, inputs):
         output.copy_(torch.tensor(self.spoil(values, inputs), dtype=torch.int64))
         return SimpleNamespace(wait=lambda: None)
 
-    def all_reduce(self, tensor, async_op=False):
+    def reduced(self, inputs):
+        functions = {"sum": sum, "min": min, "max": max, "product": math.prod}
+        functions["avg"] = lambda column: sum(column) // self.world_size
+        return [functions[self.case.reduce_op](column) for column in zip(*inputs, strict=True)]
+
+    def all_reduce(self, tensor, op, async_op=False):
+        assert op == getattr(dist.ReduceOp, self.case.reduce_op.upper())
+        self.check(tensor)
         inputs = self.inputs(len(tensor))
-        return self.write(tensor, [sum(column) for column in zip(*inputs, strict=True)], inputs)
+        return self.write(tensor, self.reduced(inputs), inputs)
+
+    def reduce(self, tensor, root, op, async_op=False):
+        self.check(tensor)
+        inputs = self.inputs(len(tensor))
+        return self.write(tensor, self.reduced(inputs), inputs) if self.rank == root else None
+
+    def check(self, tensor):
+        """What is handed in is this rank's input."""
+        assert tensor.tolist() == self.inputs(len(tensor))[self.rank]
 
     def broadcast(self, tensor, root, async_op=False):
         inputs = self.inputs(len(tensor))
         return self.write(tensor, inputs[root], inputs)
 
     def all_gather_into_tensor(self, output, tensor, async_op=False):
+        self.check(tensor)
         inputs = self.inputs(len(tensor))
         return self.write(output, list(itertools.chain(*inputs)), inputs)
 
-    def reduce_scatter_tensor(self, output, tensor, async_op=False):
+    def reduce_scatter_tensor(self, output, tensor, op, async_op=False):
+        self.check(tensor)
         inputs = self.inputs(len(tensor))
         start = self.rank * len(output)
-        summed = [sum(column) for column in zip(*inputs, strict=True)]
-        return self.write(output, summed[start : start + len(output)], inputs)
+        return self.write(output, self.reduced(inputs)[start : start + len(output)], inputs)
+
+    def gather(self, tensor, gather_list, dst, async_op=False):
+        self.check(tensor)
+        inputs = self.inputs(len(tensor))
+        if self.rank != dst:
+            assert gather_list is None
+            return None
+        values = self.spoil(list(itertools.chain(*inputs)), inputs)
+        for position, part in enumerate(gather_list):
+            begin = position * len(part)
+            part.copy_(torch.tensor(values[begin : begin + len(part)], dtype=torch.int64))
+        return SimpleNamespace(wait=lambda: None)
+
+    def scatter(self, output, scatter_list, src, async_op=False):
+        inputs = self.inputs(len(output) * self.world_size)
+        if self.rank == src:
+            assert torch.cat(list(scatter_list)).tolist() == inputs[src]
+        begin = self.rank * len(output)
+        return self.write(output, inputs[src][begin : begin + len(output)], inputs)
 
     def all_to_all_single(self, output, tensor, async_op=False):
+        self.check(tensor)
         inputs = self.inputs(len(tensor))
         part = len(tensor) // self.world_size
         mine = slice(self.rank * part, (self.rank + 1) * part)
         return self.write(output, list(itertools.chain(*(row[mine] for row in inputs))), inputs)
 
+    def barrier(self, async_op=False):
+        return SimpleNamespace(wait=lambda: None)
+
+    def batch_isend_irecv(self, pair):
+        (_, sent, after), (_, output, before) = pair
+        assert (after, before) == (
+            (self.rank + 1) % self.world_size,
+            (self.rank - 1) % self.world_size,
+        )
+        self.check(sent)
+        inputs = self.inputs(len(output))
+        return [self.write(output, inputs[before], inputs)]
+
 
 def wrong_elements(case, rank, world_size, **broken):
-    modulus = exact_modulus(DTYPES[case.dtype], world_size)
-    buffers = Buffers(case, rank, world_size, PlainRanks(rank, world_size, modulus, **broken))
+    buffers = Buffers(case, rank, world_size, PlainRanks(case, rank, world_size, **broken))
     buffers.load()
     buffers.call()
     return buffers.count_wrong()
 
 
-@pytest.mark.parametrize("op", OPS)
+FORMS = [(op, in_place) for op in OPS for in_place in places(op)]
+
+
+@pytest.mark.parametrize(("op", "in_place"), FORMS)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_right_results_pass(op, world_size, dtype):
+def test_right_results_pass(op, in_place, world_size, dtype):
+    if op == "send_recv" and world_size == 1:
+        with pytest.raises(ValueError, match="world_size is 1"):
+            Buffers(Case(op, 8), 0, 1)
+        return
     # 257 elements wrap around the narrow dtypes' periods.
-    case = Case(op, 257 * DTYPES[dtype].itemsize, dtype, async_op=world_size == 3)
+    case = Case(op, 257 * DTYPES[dtype].itemsize, dtype, world_size == 3, in_place)
     assert [wrong_elements(case, rank, world_size) for rank in range(world_size)] == [
         0
     ] * world_size
+
+
+@pytest.mark.parametrize("op", REDUCING)
+@pytest.mark.parametrize("reduce_op", REDUCE_OPS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8"])
+def test_every_operator_has_a_right_result(op, reduce_op, dtype):
+    case = Case(op, 257 * DTYPES[dtype].itemsize, dtype, reduce_op=reduce_op)
+    assert [wrong_elements(case, rank, 3) for rank in range(3)] == [0, 0, 0]
+    one_off = BROKEN["off by one in one element"]
+    assert wrong_elements(case, 0, 3, spoil=one_off) == 1
 
 
 def swap_halves(result, inputs):
@@ -202,10 +285,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-@pytest.mark.parametrize("op", OPS)
-def test_broken_results_are_seen(op, broken):
-    case = Case(op, 4 * 106)
-    assert wrong_elements(case, 1, 2, spoil=BROKEN[broken]) > 0
+@pytest.mark.parametrize(("op", "in_place"), FORMS)
+def test_broken_results_are_seen(op, in_place, broken):
+    if op == "barrier":
+        return  # it has no result
+    case = Case(op, 4 * 106, in_place=in_place)
+    # The root is the one with a result, where only one has.
+    rank = 0 if op in ("reduce", "gather") else 1
+    assert wrong_elements(case, rank, 2, spoil=BROKEN[broken]) > 0
 
 
 def test_missing_ranks_and_returned_inputs_are_seen():
@@ -223,14 +310,40 @@ def test_missing_ranks_and_returned_inputs_are_seen():
 def test_an_output_that_is_never_written_is_seen():
     class Idle(PlainRanks):
         def write(self, output, values, inputs):
-            pass
+            return SimpleNamespace(wait=lambda: None)
 
-    for op in ("all_gather", "reduce_scatter", "all_to_all"):
-        buffers = Buffers(Case(op, 4 * 106), 0, 2, Idle(0, 2, 65521))
+    for op in ("all_gather", "reduce_scatter", "all_to_all", "scatter", "send_recv"):
+        case = Case(op, 4 * 106)
+        buffers = Buffers(case, 0, 2, Idle(case, 0, 2))
         for _ in range(2):
             buffers.load()
             buffers.call()
             assert buffers.count_wrong() == len(buffers.result)
+
+
+def test_in_place_means_that_input_and_output_share_memory():
+    for op in OPS:
+        for in_place in places(op):
+            for rank in range(2):
+                case = Case(op, 4 * 64, in_place=in_place)
+                buffers = Buffers(case, rank, 2, PlainRanks(case, rank, 2))
+                storages = [t.untyped_storage() for t in (buffers.source, buffers.result)]
+                if all(storage.nbytes() for storage in storages):
+                    same = storages[0].data_ptr() == storages[1].data_ptr()
+                    assert same == in_place, (op, rank)
+
+
+def test_what_is_unknown_or_impossible_is_named():
+    for arguments, message in (
+        ({"op": "allreduce"}, "unknown op 'allreduce'; known: all_reduce"),
+        ({"dtype": "int7"}, "unknown dtype 'int7'"),
+        ({"reduce_op": "mean"}, "unknown reduce_op 'mean'; known: sum, avg"),
+        ({"device": "tpu"}, "unknown device 'tpu'"),
+        ({"op": "all_to_all", "in_place": True}, "all_to_all has no in-place form"),
+        ({"nbytes": 0}, "nbytes must be positive, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Case(**{"op": "all_reduce", "nbytes": 8, **arguments})
 
 
 # --- the clock ------------------------------------------------------------------------------------
@@ -242,7 +355,7 @@ class FalseWork:
     def __init__(self, durations, wrong=(0, 0)):
         self.now, self.calls, self.barriers = 0.0, 0, []
         self.durations, self.wrong, self.checks = list(durations), list(wrong), 0
-        self.cleared_at = None
+        self.cleared_at, self.finished = None, []
 
     def clock(self):
         return self.now
@@ -256,6 +369,9 @@ class FalseWork:
 
     def clear(self):
         self.cleared_at = self.calls
+
+    def finish(self):
+        self.finished.append(self.calls)
 
     def count_wrong(self):
         self.checks += 1
@@ -291,6 +407,19 @@ def test_results_are_checked_before_and_after_the_timing():
         work = FalseWork([1.0], wrong)
         assert measure(work, work, effort, work.clock).wrong == 3
         assert work.checks == 2
+    work = FalseWork([1.0], (3, 3))
+    assert (
+        measure(work, work, Effort(repetition_seconds=3.0, checks=False), work.clock).wrong is None
+    )
+    assert work.checks == 0
+
+
+def test_blocks_end_when_the_device_has_finished():
+    effort = Effort(warmup_calls=3, repetitions=2, repetition_seconds=4.0, min_calls=2, max_calls=4)
+    work = FalseWork([1.0])
+    assert measure(work, work, effort, work.clock).calls == 4
+    # After the warm-up, the estimate, two blocks, and each of the single calls; before the last check there is none.
+    assert work.finished == [4, 6, 10, 14, 15, 16, 17, 18]
 
 
 def test_garbage_collection_is_off_while_timing_and_restored_after():

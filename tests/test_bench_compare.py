@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 import signal
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from rich.console import Console
 
 from pycoll.bench import compare as compare_module
-from pycoll.bench.collectives import OPS, Case
-from pycoll.bench.compare import Plan, World, check_backend, compare
+from pycoll.bench.cases import OPS, Case
+from pycoll.bench.compare import Plan, World, compare
 from pycoll.bench.engine import Effort
+from pycoll.bench.peers import check_backend, check_peer
 from pycoll.bench.plots import plot_agreement, plot_comparison
 from pycoll.bench.ranks import RankError, RankGroup, Refusal
 from pycoll.bench.results import Comparison, Row, Sample
@@ -70,7 +69,7 @@ def test_json_round_trip(tmp_path):
     text = (tmp_path / "made" / "results.json").read_text(encoding="utf-8")
     assert Comparison.from_json(text) == whole
     with pytest.raises(ValueError, match="format 99"):
-        Comparison.from_json(text.replace('"format": 1', '"format": 99'))
+        Comparison.from_json(text.replace('"format": 2', '"format": 99'))
 
 
 def test_tables_show_sizes_times_ratios_and_errors():
@@ -115,7 +114,8 @@ class FalseGroups:
     def __init__(self, refusing=()):
         self.turns, self.alive, self.started, self.refusing = [], [], 0, refusing
 
-    def __call__(self, backend, world_size, timeout):
+    def __call__(self, backend, world_size, timeout, device):
+        assert device == "cpu"
         self.started += 1
         return _FalseGroup(self, backend, world_size)
 
@@ -123,6 +123,7 @@ class FalseGroups:
 class _FalseGroup:
     def __init__(self, log, backend, world_size):
         self.log, self.backend, self.world_size = log, backend, world_size
+        self.facts = {"library": f"{backend} 1.0"}
 
     def __enter__(self):
         self.log.alive.append(self.backend)
@@ -134,7 +135,7 @@ class _FalseGroup:
     def wait_until_ready(self):
         pass
 
-    def measure(self, case, effort):
+    def measure(self, case, effort, beside_products):
         assert self.backend in self.log.alive
         self.log.turns.append((self.world_size, case.nbytes, self.backend))
         if (self.backend, case.nbytes) in self.log.refusing:
@@ -190,7 +191,17 @@ def test_a_refused_case_is_a_row_with_the_reason(monkeypatch):
 
 def test_unknown_backends_are_refused_before_anything_starts():
     check_backend("gloo")
+    for name in ("gloo", "pycoll", "pycoll.direct", "mpi", "floor", "pycoll:two_shot"):
+        assert check_peer(name).name == name
+    with pytest.raises(
+        ValueError, match="'pycoll:fast' asks for algorithm 'fast'; pycoll has auto"
+    ):
+        check_peer("pycoll:fast")
+    with pytest.raises(ValueError, match="'gloo:ring' asks gloo for an algorithm"):
+        check_peer("gloo:ring")
     for name in ("undefined", "fake", "no_such_backend", ""):
+        with pytest.raises(ValueError, match=f"unknown backend '{name}'.*gloo.*mpi, floor"):
+            check_peer(name)
         with pytest.raises(ValueError, match=f"unknown backend '{name}'.*gloo"):
             check_backend(name)
     with pytest.raises(ValueError, match="distinct"):
@@ -213,7 +224,8 @@ def test_ranks_measure_refuse_and_are_missed_when_they_die():
                 assert answer.wrong == 0
                 assert 0 < answer.p50 < 10
         refusal = group.measure(Case("all_reduce", 8), _effort_without_calls())
-        assert refusal == Refusal("ZeroDivisionError: float division by zero")
+        assert isinstance(refusal, Refusal)
+        assert refusal.reason.startswith("ValueError: repetitions and calls must be positive")
         assert isinstance(group.measure(Case("all_reduce", 8), QUICK), Sample)
         victim = group._processes[1]
         os.kill(victim.pid, signal.SIGKILL)
@@ -238,50 +250,3 @@ def test_a_group_that_cannot_join_says_so():
         pytest.raises(RankError, match=message),
     ):
         group.wait_until_ready()
-
-
-# --- the script -----------------------------------------------------------------------------------
-
-
-def script() -> ModuleType:
-    path = Path(__file__).parent.parent / "benchmarks" / "collectives.py"
-    spec = importlib.util.spec_from_file_location("benchmarks_collectives", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--backends", "no_such_backend"], "unknown backend 'no_such_backend'"),
-        (["--ops", "allreduce"], "unknown op 'allreduce'"),
-        (["--sizes", "8,x"], "'x' is not a size"),
-        (["--dtype", "int7"], "unknown dtype 'int7'"),
-        (["--rounds", "0"], "rounds must be at least 1"),
-        (["--cases", "4"], "is not RANKS:SIZE"),
-        (["--cases", "0:8"], "number of ranks"),
-        (["--cases", "2:8", "--cases", "2:64"], "each number of ranks may be given once"),
-        (["--sizes", "8,64,8"], "8 B and 8 B are the same case on 2 ranks"),
-        (["--ops", "all_gather", "--sizes", "8,9"], "8 B and 9 B are the same case"),
-        (["--repetitions", "0"], "repetitions"),
-        (["-n", "two"], "invalid int value"),
-    ],
-)
-def test_bad_arguments_of_the_script_are_one_line(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        script().main(["--backends", "gloo", *arguments])
-    assert stopped.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
-def test_cases_of_the_script_give_each_number_of_ranks_its_sizes():
-    module = script()
-    arguments = ["--backends", "gloo", "--cases", "2:8,16M", "--cases", "4:8"]
-    worlds = module.plan(module.parser().parse_args(arguments)).worlds
-    sizes = [(world.world_size, [case.nbytes for case in world.cases]) for world in worlds]
-    assert sizes == [(2, [8, 16 << 20]), (4, [8])]

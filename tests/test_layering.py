@@ -42,6 +42,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 # modules (_version, _build, _C) and errors lie below all of them and import only each other.
 PYCOLL_MODULES = (
     "options",
+    "tuning",
     "flight_recorder",
     "ops",
     "backend",

@@ -31,6 +31,9 @@ inline constexpr EnvVariable kEnvVariables[] = {
      "through process_vm_readv, where the kernel allows it)"},
     {"PYCOLL_SHARED_ALLOC", "0", false,
      "1: CPU tensors above 16 KiB come from shared memory, as with pycoll.shared_allocator()"},
+    {"PYCOLL_TUNING", "", true,
+     "file of `pycoll tune-collectives` that chooses algorithms; off: none; empty: this machine's "
+     "in the cache folder, if there is one"},
     {"PYCOLL_SEGMENT_BYTES", "68719476736", false,
      "address space reserved for the shared memory of one process"},
     {"PYCOLL_SPIN_US", "50", false,

@@ -101,8 +101,8 @@ std::string call_site() {
 }
 
 BackendPtr create(const c10d::DistributedBackendOptions& group, const std::string& algorithm,
-                  std::chrono::milliseconds timeout) {
-  auto options = c10::make_intrusive<PycollOptions>(algorithm, timeout);
+                  const std::string& tuning, std::chrono::milliseconds timeout) {
+  auto options = c10::make_intrusive<PycollOptions>(algorithm, tuning, timeout);
   options->group_name = group.group_id;
   options->global_ranks_in_group.assign(group.global_ranks_in_group.begin(),
                                         group.global_ranks_in_group.end());
@@ -153,6 +153,7 @@ void bind_torch(py::module_& module) {
   py::class_<PycollOptions, c10d::Backend::Options, c10::intrusive_ptr<PycollOptions>>(
       module, "BackendOptions")
       .def_readonly("algorithm", &PycollOptions::algorithm)
+      .def_readonly("tuning", &PycollOptions::tuning)
       .def("__copy__",
            [](const PycollOptions& self) { return c10::make_intrusive<PycollOptions>(self); })
       .def("__deepcopy__", [](const PycollOptions& self, const py::dict&) {
@@ -175,8 +176,8 @@ void bind_torch(py::module_& module) {
       .def("dead_ranks",
            [](const ProcessGroupPycoll& self) { return self.communicator()->dead_ranks(); })
       .def("events", &events);
-  module.def("create", &create, py::arg("group"), py::arg("algorithm"), py::arg("timeout"),
-             py::call_guard<py::gil_scoped_release>());
+  module.def("create", &create, py::arg("group"), py::arg("algorithm"), py::arg("tuning"),
+             py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
   module.def(
       "set_log_level", [](const std::string& level) { set_log_level(parse_log_level(level)); },
       py::arg("level"));

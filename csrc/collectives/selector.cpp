@@ -54,6 +54,10 @@ std::vector<std::string> algorithm_names() {
   return names;
 }
 
+bool keeps_bracketing(const Algorithm& algorithm) {
+  return &algorithm != &kAllReduceRing && &algorithm != &kReduceScatterRing;
+}
+
 const Algorithm& select(const Request& request, const Facts& facts) {
   const Collective collective = request.collective;
   const size_t nbytes = request.wire_nbytes(request.numel);
@@ -63,6 +67,11 @@ const Algorithm& select(const Request& request, const Facts& facts) {
           (algorithm->takes_wire_format || !request.wire))
         return *algorithm;
     }
+  }
+  for (const TunedRow& row : facts.tuned) {
+    if (row.collective == collective && nbytes <= row.most_nbytes &&
+        (row.algorithm->takes_wire_format || !request.wire))
+      return *row.algorithm;
   }
   for (const Row& row : table()) {
     if (row.collective != collective) continue;

@@ -32,7 +32,8 @@ class WaiterScope {
   ProgressEngine* const progress_engine_;
 };
 
-Facts facts_of(const Env& env, const std::string& algorithm, int world_size) {
+Facts facts_of(const Env& env, const CommunicatorOptions& options, int world_size) {
+  const std::string& algorithm = options.algorithm;
   Facts facts;
   // An all_to_all shows two counts for each rank.
   facts.payload_bytes =
@@ -42,6 +43,9 @@ Facts facts_of(const Env& env, const std::string& algorithm, int world_size) {
   facts.direct_access = static_cast<uint64_t>(env.direct_access);
   facts.compares_call_sites = log_enabled(LogLevel::kDetail) ? 1 : 0;
   facts.algorithm = algorithm.empty() ? env.algorithm : algorithm;
+  facts.tuning = options.tuning;
+  facts.tuned = parse_tuning(options.tuning);
+  std::erase_if(facts.tuned, [&](const TunedRow& row) { return row.world_size != world_size; });
   const std::vector<std::string> names = algorithm_names();
   if (std::find(names.begin(), names.end(), facts.algorithm) == names.end()) {
     std::string list;
@@ -77,7 +81,7 @@ std::shared_ptr<Communicator> Communicator::create(
   std::shared_ptr<Runtime> runtime;
   try {
     env = Env::read();
-    facts = facts_of(env, options.algorithm, exchange->world_size());
+    facts = facts_of(env, options, exchange->world_size());
     if (!is_alone) runtime = make_runtime(env);
   } catch (const Error& error) {
     if (!is_alone) decline_group(exchange, error);

@@ -24,6 +24,7 @@ struct Runtime {
 
 struct CommunicatorOptions {
   std::string algorithm;  // empty: what the environment says
+  std::string tuning;     // rows for parse_tuning(); empty: the selector's own table
   std::chrono::milliseconds timeout{30 * 60 * 1000};
   uint64_t first_sequence = 1;  // tests start near where a counter of fewer bits would wrap
   InterruptCheck interrupt;

@@ -27,7 +27,8 @@ void write_facts(BlobWriter* blob, const Facts& facts) {
       .put(facts.eager_bytes)
       .put(facts.compares_call_sites)
       .put(facts.direct_access)
-      .put_text(facts.algorithm);
+      .put_text(facts.algorithm)
+      .put_text(facts.tuning);
 }
 
 Introduction read_introduction(BlobReader* blob) {
@@ -43,6 +44,7 @@ Introduction read_introduction(BlobReader* blob) {
   introduction.facts.compares_call_sites = blob->get<uint64_t>();
   introduction.facts.direct_access = blob->get<uint64_t>();
   introduction.facts.algorithm = blob->get_text();
+  introduction.facts.tuning = blob->get_text();
   introduction.probe_target.address = blob->get<uint64_t>();
   introduction.probe_target.token = blob->get<Token>();
   return introduction;
@@ -86,6 +88,9 @@ void compare_introductions(const std::vector<Introduction>& all) {
     const Facts& b = all[r].facts;
     compare("the algorithm (Options(algorithm=...) or PYCOLL_ALGORITHM)", a.algorithm, b.algorithm,
             rank, kSetSame);
+    compare("the tuning table (PYCOLL_TUNING)", a.tuning.empty() ? "empty" : a.tuning,
+            b.tuning.empty() ? "empty" : b.tuning, rank,
+            "give all ranks the same file, or PYCOLL_TUNING=off");
     compare("PYCOLL_PAYLOAD_BYTES", a.payload_bytes, b.payload_bytes, rank, kSetSame);
     compare("PYCOLL_STAGING_BYTES", a.staging_bytes, b.staging_bytes, rank, kSetSame);
     compare("PYCOLL_EAGER_BYTES", a.eager_bytes, b.eager_bytes, rank, kSetSame);

@@ -111,6 +111,7 @@ ProcessGroupPycoll::ProcessGroupPycoll(const c10::intrusive_ptr<c10d::Store>& st
   StoreExchange exchange(&adapter, store_prefix(options_->global_ranks_in_group), rank, size);
   CommunicatorOptions communicator_options;
   communicator_options.algorithm = options_->algorithm;
+  communicator_options.tuning = options_->tuning;
   communicator_options.timeout = options_->timeout;
   communicator_options.interrupt = interpreter_.check_signals;
   communicator_options.before_leaving_wait = interpreter_.before_leaving_wait;

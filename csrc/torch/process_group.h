@@ -29,9 +29,10 @@ struct Interpreter {
 };
 
 struct PycollOptions final : c10d::Backend::Options {
-  explicit PycollOptions(std::string algorithm, std::chrono::milliseconds timeout)
-      : Options("pycoll", timeout), algorithm(std::move(algorithm)) {}
+  PycollOptions(std::string algorithm, std::string tuning, std::chrono::milliseconds timeout)
+      : Options("pycoll", timeout), algorithm(std::move(algorithm)), tuning(std::move(tuning)) {}
   std::string algorithm;  // empty: what the environment says
+  std::string tuning;     // collectives/tuning.h
 };
 
 class ProcessGroupPycoll final : public c10d::Backend {

@@ -20,6 +20,7 @@ c10::intrusive_ptr<PycollOptions> inherit(const PycollOptions& parent,
   options->group_desc = given->group_desc;
   if (const auto* own = dynamic_cast<const PycollOptions*>(given.get())) {
     options->algorithm = own->algorithm;
+    options->tuning = own->tuning;
   }
   return options;
 }

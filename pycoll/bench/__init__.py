@@ -1,7 +1,9 @@
 """The measuring engine: the project's only timing code.
 
-It knows torch.distributed and nothing of pycoll's insides, so that every backend is measured by the
-same calls. From the bottom: `units` and `formulas` (arithmetic), `collectives` (buffers and exact
-data), `engine` (the clock), `results` (records), `ranks` (processes), `compare` (interleaved
-rounds), `tables` and `plots` (reports), `steps` (training steps).
+It measures every backend by the same calls. From the bottom: `units` and `formulas` (arithmetic), `cases` (what is timed),
+`exact_data` and `buffers` (data whose results are known), `results` (records), `engine` (the clock), `background` (a
+matrix product meanwhile), `peers` (pycoll, torch's backends, MPI, the floor), `ranks` and `torchrun` (processes), `limit`
+(the roofline), `link`, `compare` (interleaved rounds), `history` (results side by side), `fit` and `models` (cost models),
+`tune` (the selector's table), `tables`, `plots`, `csv_rows` and `report`, `arguments` (the command line), `steps` and
+`wrappers` (training steps).
 """

@@ -8,20 +8,46 @@ rounds' own ratios.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
-import torch.distributed as dist
-
-from pycoll.bench.collectives import Case, total_nbytes
+from pycoll.bench.cases import Case, total_nbytes
 from pycoll.bench.engine import Effort
+from pycoll.bench.limit import measure_limit
+from pycoll.bench.link import link_of
+from pycoll.bench.peers import check_peer
 from pycoll.bench.ranks import RankGroup, Refusal
 from pycoll.bench.results import Comparison, Row, Sample, machine_facts
 from pycoll.bench.units import format_nbytes
 
 Progress = Callable[[int, int, str], None]
-Turn = tuple[dict[str, RankGroup], Case, str]
+
+
+class Ranks(Protocol):
+    """A peer's ranks: `ranks.RankGroup`, or `torchrun.JoinedGroup`."""
+
+    facts: dict[str, Any]
+
+    def wait_until_ready(self) -> None: ...
+    def measure(
+        self, case: Case, effort: Effort, beside_products: bool = False
+    ) -> Sample | Refusal: ...
+    def __enter__(self) -> Ranks: ...
+    def __exit__(self, *what: Any) -> None: ...
+
+
+class Start(Protocol):
+    def __call__(
+        self, peer: str, world_size: int, timeout: float = 120.0, *, device: str = "cpu"
+    ) -> Ranks: ...
+
+
+Turn = tuple[dict[str, Ranks], Case, str]
 
 
 @dataclass(frozen=True)
@@ -53,6 +79,8 @@ class Plan:
         worlds: numbers of ranks and their cases.
         rounds: times that each case is measured on each backend.
         effort: how long a case is measured in a round.
+        limits: measure the roofline's loop in every round, too.
+        beside_products: measure beside a running matrix product.
         fresh_ranks: start new processes for every round. Otherwise they live through all rounds and
             sleep while it is not their turn, which is much quicker; new ones also average over
             where memory and threads happened to land.
@@ -63,6 +91,8 @@ class Plan:
     worlds: tuple[World, ...]
     rounds: int = 5
     effort: Effort = field(default_factory=Effort)
+    limits: bool = False
+    beside_products: bool = False
     fresh_ranks: bool = False
     timeout: float = 120.0
 
@@ -75,84 +105,112 @@ class Plan:
         if self.rounds < 1:
             raise ValueError(f"rounds must be at least 1, got {self.rounds}")
         for backend in self.backends:
-            check_backend(backend)
+            check_peer(backend, self.device)
+
+    @property
+    def device(self) -> str:
+        """The one that all cases share."""
+        return next((case.device for world in self.worlds for case in world.cases), "cpu")
 
 
-def check_backend(backend: str) -> None:
-    """Raises ValueError unless torch.distributed has this backend and it takes CPU tensors."""
-    capable = dist.Backend.backend_capability
-    usable = [
-        name
-        for name in dist.Backend.backend_list
-        if "cpu" in capable.get(name, ()) and name != "fake"
-    ]
-    usable = [name for name in usable if dist.is_backend_available(name)]
-    if backend not in usable:
-        raise ValueError(
-            f"unknown backend {backend!r}; those for CPU tensors here: {', '.join(usable)}"
-        )
-
-
-def compare(plan: Plan, on_progress: Progress = lambda done, total, what: None) -> Comparison:
+def compare(
+    plan: Plan,
+    on_progress: Progress = lambda done, total, what: None,
+    start: Start | None = None,
+) -> Comparison:
     """Runs the plan.
 
     Args:
         plan: what to compare.
         on_progress: called before each measurement with the number done, the total, and a
             description.
+        start: makes the ranks of a backend; `RankGroup` unless given.
 
     Raises:
         RankError: if the ranks of a backend die, hang or disagree. A case that all ranks of a
         backend refuse is a row with an error instead.
     """
+    start = start or RankGroup
     total = sum(len(world.cases) for world in plan.worlds) * len(plan.backends) * plan.rounds
     done = 0
     rows: list[Row] = []
+    facts = {**machine_facts(), "rounds": plan.rounds, "beside_products": plan.beside_products}
     for world in plan.worlds:
-        outcomes: dict[tuple[Case, str], list[Sample | Refusal]] = {}
-        with closing(_turns(plan, world)) as turns:
+        record = _Record(plan, world)
+        with closing(_turns(plan, world, start, facts)) as turns:
             for groups, case, backend in turns:
                 what = f"{backend}: {case.op} of {format_nbytes(case.nbytes)} on {world.world_size} ranks"
                 on_progress(done, total, what)
-                outcome = groups[backend].measure(case, plan.effort)
-                outcomes.setdefault((case, backend), []).append(outcome)
+                record.limit_once_a_round(case, backend)
+                outcome = groups[backend].measure(case, plan.effort, plan.beside_products)
+                record.outcomes[case, backend].append(outcome)
                 done += 1
-        rows += [
-            _row(case, world, backend, outcomes[case, backend])
-            for case in world.cases
-            for backend in plan.backends
-        ]
+        rows += record.rows()
     on_progress(total, total, "done")
-    return Comparison(plan.backends, tuple(rows), {**machine_facts(), "rounds": plan.rounds})
+    device, most_ranks = plan.device, max((world.world_size for world in plan.worlds), default=1)
+    facts["link"] = str(link_of(device, most_ranks))
+    return Comparison(plan.backends, tuple(rows), facts)
 
 
-def _turns(plan: Plan, world: World) -> Generator[Turn, None, None]:
+class _Record:
+    """What was measured in one world so far."""
+
+    def __init__(self, plan: Plan, world: World) -> None:
+        self._plan, self._world = plan, world
+        self.outcomes: dict[tuple[Case, str], list[Sample | Refusal]] = defaultdict(list)
+        self._limits: dict[Case, list[float]] = defaultdict(list)
+
+    def limit_once_a_round(self, case: Case, backend: str) -> None:
+        """Measures the roofline where this round has none for the case yet. It is the same in place and out of place:
+        so are its bytes.
+        """
+        limits = self._limits[case]
+        if not self._plan.limits or len(limits) > len(self.outcomes[case, backend]):
+            return
+        limit = measure_limit(case, self._world.world_size)
+        limits.append(limit.seconds if limit else math.nan)
+
+    def rows(self) -> list[Row]:
+        return [
+            self._row(case, backend)
+            for case in self._world.cases
+            for backend in self._plan.backends
+        ]
+
+    def _row(self, case: Case, backend: str) -> Row:
+        outcomes, limits = self.outcomes[case, backend], self._limits[case]
+        refusals = [outcome.reason for outcome in outcomes if isinstance(outcome, Refusal)]
+        samples = tuple(outcome for outcome in outcomes if isinstance(outcome, Sample))
+        limit = statistics.median(limits) if limits else math.nan
+        return Row.of(
+            case,
+            total_nbytes(case, self._world.world_size),
+            self._world.world_size,
+            backend,
+            samples=() if refusals else samples,
+            error=refusals[0] if refusals else None,
+            limit=None if math.isnan(limit) else limit,
+        )
+
+
+def _turns(
+    plan: Plan, world: World, start: Start, facts: dict[str, Any]
+) -> Generator[Turn, None, None]:
     """The measurements of one world in their order, each with the groups that are alive then."""
     rounds = list(range(plan.rounds))
     for lifetime in [[number] for number in rounds] if plan.fresh_ranks else [rounds]:
         with ExitStack() as stack:
             groups = {
-                backend: stack.enter_context(RankGroup(backend, world.world_size, plan.timeout))
+                backend: stack.enter_context(
+                    start(backend, world.world_size, plan.timeout, device=plan.device)
+                )
                 for backend in plan.backends
             }
-            for group in groups.values():
+            for backend, group in groups.items():
                 group.wait_until_ready()
+                if group.facts:
+                    facts[backend] = group.facts
             for number in lifetime:
                 for case in world.cases:
                     for backend in plan.backends[:: -1 if number % 2 else 1]:
                         yield groups, case, backend
-
-
-def _row(case: Case, world: World, backend: str, outcomes: Sequence[Sample | Refusal]) -> Row:
-    refusals = [outcome.reason for outcome in outcomes if isinstance(outcome, Refusal)]
-    samples = tuple(outcome for outcome in outcomes if isinstance(outcome, Sample))
-    return Row(
-        op=case.op,
-        nbytes=total_nbytes(case, world.world_size),
-        dtype=case.dtype,
-        async_op=case.async_op,
-        world_size=world.world_size,
-        backend=backend,
-        samples=() if refusals else samples,
-        error=refusals[0] if refusals else None,
-    )

@@ -39,16 +39,19 @@ class Peers(Protocol):
 
 
 class TorchPeers:
-    """The ranks of the default process group. Their figures travel over the backend that is
+    """The ranks of a process group (the default one). Their figures travel over the backend that is
     measured.
     """
 
+    def __init__(self, group: dist.ProcessGroup | None = None, device: str = "cpu") -> None:
+        self._group, self._device = group, device
+
     def barrier(self) -> None:
-        dist.barrier()
+        dist.barrier(group=self._group)
 
     def maxima(self, values: Sequence[float]) -> list[float]:
-        largest = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        largest = torch.tensor(values, dtype=torch.float64, device=self._device)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._group)
         return largest.tolist()
 
 
@@ -63,12 +66,13 @@ class Alone:
 
 
 class Work(Protocol):
-    """What is measured: `collectives.Buffers`, or a stand-in under test."""
+    """What is measured: `buffers.Buffers`, or a stand-in under test."""
 
     @property
     def call(self) -> Callable[[], None]: ...
     def load(self) -> None: ...
     def clear(self) -> None: ...
+    def finish(self) -> None: ...
     def count_wrong(self) -> int: ...
 
 
@@ -81,6 +85,7 @@ class Effort:
         repetitions: timed blocks, of which the median counts.
         repetition_seconds: what a block should last; decides K.
         min_calls, max_calls: bounds of K.
+        checks: compare the result with the expected one before the timing and after it.
     """
 
     warmup_calls: int = 5
@@ -88,6 +93,7 @@ class Effort:
     repetition_seconds: float = 0.05
     min_calls: int = 2
     max_calls: int = 2000
+    checks: bool = True
 
     def __post_init__(self) -> None:
         if (
@@ -113,22 +119,23 @@ def measure(work: Work, peers: Peers, effort: Effort, clock: Clock = time.perf_c
 
     `Sample.wrong` is this rank's own count: a broken backend must not be trusted to carry it.
     """
-    wrong = _wrong_after_one_call(work)
+    wrong = _wrong_after_one_call(work) if effort.checks else None
     work.clear()
     for _ in range(effort.warmup_calls):
         work.call()
+    work.finish()
     with _no_garbage_collection():
-        estimate = peers.maxima([_block(work.call, peers, effort.min_calls, clock)])[0]
+        estimate = peers.maxima([_block(work, peers, effort.min_calls, clock)])[0]
         calls = effort.calls(estimate)
-        blocks = [_block(work.call, peers, calls, clock) for _ in range(effort.repetitions)]
-        singles = _each(work.call, peers, calls, clock)
+        blocks = [_block(work, peers, calls, clock) for _ in range(effort.repetitions)]
+        singles = _each(work, peers, calls, clock)
     singles = peers.maxima(singles)
     return Sample(
         seconds=statistics.median(peers.maxima(blocks)),
         p50=percentile(singles, 50),
         p99=percentile(singles, 99) if calls >= CALLS_FOR_P99 else None,
         calls=calls,
-        wrong=wrong + _wrong_after_one_call(work),
+        wrong=None if wrong is None else wrong + _wrong_after_one_call(work),
     )
 
 
@@ -147,22 +154,26 @@ def _wrong_after_one_call(work: Work) -> int:
     return work.count_wrong()
 
 
-def _block(call: Callable[[], None], peers: Peers, calls: int, clock: Clock) -> float:
+def _block(work: Work, peers: Peers, calls: int, clock: Clock) -> float:
     """Seconds a call over a block of calls back to back, on this rank."""
+    call = work.call
     peers.barrier()
     start = clock()
     for _ in range(calls):
         call()
+    work.finish()
     return (clock() - start) / calls
 
 
-def _each(call: Callable[[], None], peers: Peers, calls: int, clock: Clock) -> list[float]:
+def _each(work: Work, peers: Peers, calls: int, clock: Clock) -> list[float]:
     """Seconds of each of a block's calls, on this rank."""
+    call, finish = work.call, work.finish
     durations = [0.0] * calls
     peers.barrier()
     before = clock()
     for index in range(calls):
         call()
+        finish()
         after = clock()
         durations[index] = after - before
         before = after

@@ -16,7 +16,14 @@ SIZE_MEANING = {
     "reduce_scatter": "the input of a rank (n × its output)",
     "all_to_all": "all that a rank sends, its own part included",
     "broadcast": "the tensor",
+    "reduce": "the tensor on each rank",
+    "gather": "the gathered output (n × the input of a rank)",
+    "scatter": "the input of the root (n × the output of a rank)",
+    "send_recv": "what a rank sends to the next one, and receives from the one before",
+    "barrier": "nothing: only the time counts",
 }
+# Collectives whose S is made of one part a rank.
+CUT_INTO_PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 GIGABYTE = 1e9
 
 
@@ -31,8 +38,8 @@ def bus_factor(op: str, world_size: int) -> float:
     """Bus bandwidth over algorithm bandwidth for n ranks; 0 for n = 1, where no byte crosses a bus.
 
     all_reduce: 2 (n − 1) / n, as each rank has to send and receive that many bytes per byte of S
-    (reduce-scatter, then all-gather). all_gather, reduce_scatter, all_to_all: (n − 1) / n, the
-    rank's own part stays. broadcast: 1.
+    (reduce-scatter, then all-gather). all_gather, reduce_scatter, all_to_all, gather, scatter:
+    (n − 1) / n, the rank's own part stays. broadcast, reduce, send_recv: 1. barrier: 0.
 
     Raises:
         ValueError: for an op without a formula or a world size below 1.
@@ -41,12 +48,12 @@ def bus_factor(op: str, world_size: int) -> float:
         raise ValueError(f"no bus bandwidth formula for {op!r}; known: {', '.join(SIZE_MEANING)}")
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, got {world_size}")
-    if world_size == 1:
+    if world_size == 1 or op == "barrier":
         return 0.0
-    if op == "broadcast":
-        return 1.0
     share_of_others = (world_size - 1) / world_size
-    return 2 * share_of_others if op == "all_reduce" else share_of_others
+    if op in CUT_INTO_PARTS:
+        return share_of_others
+    return 2 * share_of_others if op == "all_reduce" else 1.0
 
 
 def bus_bandwidth(op: str, total_bytes: int, world_size: int, seconds: float) -> float:

@@ -6,22 +6,27 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from pycoll.bench.formulas import GIGABYTE
+from pycoll.bench.formulas import GIGABYTE, bus_bandwidth
 from pycoll.bench.results import Comparison, Row
 from pycoll.bench.units import format_nbytes
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers, and a marker each, which stay
 # apart in print.
-STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"))
+STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"))
 
 
-def plot_comparison(comparison: Comparison, op: str, world_size: int, path: Path) -> Path:
-    """Writes a PNG with two log-log panels, time a call and bus bandwidth, and returns its path.
+def plot_comparison(
+    comparison: Comparison, op: str, world_size: int, path: Path, place: str | None = None
+) -> Path:
+    """Writes a PNG with two log-log panels, time a call and bus bandwidth, with a line a backend and
+    one for the roofline where it was measured, and returns its path. `place`: "in" or "out", where
+    there are both.
 
     Raises:
         ValueError: if nothing was measured for this collective and number of ranks.
@@ -29,7 +34,10 @@ def plot_comparison(comparison: Comparison, op: str, world_size: int, path: Path
     rows = [
         row
         for row in comparison.rows
-        if row.op == op and row.world_size == world_size and row.samples
+        if row.op == op
+        and row.world_size == world_size
+        and row.samples
+        and place in (None, row.place)
     ]
     if not rows:
         raise ValueError(f"nothing was measured for {op} on {world_size} ranks")
@@ -53,10 +61,33 @@ def plot_comparison(comparison: Comparison, op: str, world_size: int, path: Path
             )
         low, high = ([edge(s.seconds for s in row.samples) for row in mine] for edge in (min, max))
         latency.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
+    _draw_limit(latency, bandwidth, rows)
     _dress(latency, rows, "time a call (band: all rounds)", "s")
     _dress(bandwidth, rows, "bus bandwidth", "B/s")
-    figure.suptitle(f"{op}, {world_size} ranks, {rows[0].dtype}")
+    where = f", {place} of place" if place == "out" else ", in place" if place else ""
+    figure.suptitle(f"{op}{where}, {world_size} ranks, {rows[0].dtype}")
     return _saved(figure, path)
+
+
+def _draw_limit(latency: Axes, bandwidth: Axes, rows: Sequence[Row]) -> None:
+    limits = {row.nbytes: row for row in rows if row.limit}
+    sizes = sorted(limits)
+    if not sizes:
+        return
+    seconds = [limits[size].limit or math.nan for size in sizes]
+    style: dict[str, Any] = {
+        "color": "#444444",
+        "linestyle": "--",
+        "linewidth": 1.4,
+        "label": "roofline",
+    }
+    latency.plot(sizes, seconds, **style)
+    world_size = rows[0].world_size
+    speeds = [
+        bus_bandwidth(rows[0].op, size, world_size, time) * GIGABYTE
+        for size, time in zip(sizes, seconds, strict=True)
+    ]
+    bandwidth.plot(sizes, speeds, **style)
 
 
 def plot_agreement(

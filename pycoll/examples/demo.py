@@ -29,9 +29,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from pycoll.bench.collectives import Case
-from pycoll.bench.compare import Plan, World, check_backend, compare
+from pycoll.bench.cases import Case
+from pycoll.bench.compare import Plan, World, compare
 from pycoll.bench.engine import Effort
+from pycoll.bench.peers import check_backend
 from pycoll.bench.plots import plot_agreement, plot_comparison
 from pycoll.bench.ranks import RankError
 from pycoll.bench.results import Comparison, machine_facts

@@ -42,8 +42,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import pycoll
-from pycoll.bench.compare import check_backend
 from pycoll.bench.engine import Alone, TorchPeers
+from pycoll.bench.peers import check_backend
 from pycoll.bench.steps import ExposedCommunication, Laps, exposed_communication
 from pycoll.examples.gpt import GPT, PRESETS, generate, next_character_loss
 from pycoll.examples.text import VOCABULARY, Corpus, decode, encode, standard_library_text

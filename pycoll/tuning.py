@@ -1,0 +1,119 @@
+"""The table of algorithms that was measured on this machine: where it lies, how it is read and written.
+
+A JSON file: ``{"format": 1, "machine": {"cpu": …, "usable_cores": …}, "rows": [{"world_size": 2, "collective":
+"all_reduce", "algorithm": "one_shot", "most_nbytes": 32768}, …]}``. For a group of ``world_size`` ranks the
+first row of a collective whose ``most_nbytes`` (of a rank's tensor; null: any) is large enough says which
+algorithm it takes; what has no row keeps the library's own choice. ``pycoll tune-collectives`` writes it.
+
+``PYCOLL_TUNING`` names the file that is used, or is ``off``. Without it the file in the user's cache folder is
+used if it was measured on such a machine. Ranks whose tables differ raise when they make a group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "PYCOLL_TUNING"
+OFF = "off"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; `most_nbytes` None: any size.
+
+    The class checks nothing: what the names mean is known to the compiled part, which refuses what it does not know
+    when a group is made.
+    """
+
+    world_size: int
+    collective: str
+    algorithm: str
+    most_nbytes: int | None
+
+    def __str__(self) -> str:
+        limit = "any" if self.most_nbytes is None else self.most_nbytes
+        return f"{self.world_size} {self.collective} {self.algorithm} {limit}"
+
+
+def default_path() -> Path:
+    """``$XDG_CACHE_HOME/pycoll/tuning.json``, by default below ``~/.cache``."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "pycoll" / "tuning.json"
+
+
+def machine() -> dict[str, Any]:
+    """What a table is measured for."""
+    return {"cpu": cpu_model(), "usable_cores": len(os.sched_getaffinity(0))}
+
+
+def cpu_model() -> str:
+    """The processor's name, as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def save(rows: Sequence[Row], path: Path, **more: Any) -> None:
+    """Writes the table, and what else is worth keeping of how it was measured. A reader never sees half of it."""
+    whole = {"format": FORMAT, "machine": machine(), "rows": [asdict(row) for row in rows], **more}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def load(path: Path) -> tuple[list[Row], dict[str, Any]]:
+    """The rows of a file, and the machine they were measured on.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no table; the message names the file and the remedy.
+    """
+    text = path.read_text(encoding="utf-8")
+    try:
+        whole = json.loads(text)
+        if whole["format"] != FORMAT:
+            raise ValueError(f"its format is {whole['format']!r}, not {FORMAT}")
+        return [Row(**row) for row in whole["rows"]], dict(whole["machine"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is no tuning table ({type(error).__name__}: {error}); measure it anew with "
+            f"`pycoll tune-collectives`, or set {VARIABLE}={OFF}"
+        ) from None
+
+
+def as_text(rows: Sequence[Row]) -> str:
+    """What csrc/collectives/tuning.h reads."""
+    return "; ".join(str(row) for row in rows)
+
+
+def current() -> str:
+    """The table for groups that are made now, as text; empty without one. A problem is a text that begins with "!":
+    the compiled part raises it on all ranks, where an exception here would leave the others waiting.
+    """
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen == OFF:
+        return ""
+    path = Path(chosen) if chosen else default_path()
+    try:
+        if not chosen and not path.is_file():
+            return ""
+        rows, measured_on = load(path)
+    except OSError as error:
+        name = VARIABLE if chosen else "the tuning table"
+        return f"!{name}={path} cannot be read ({error.strerror}); name a file, or set {VARIABLE}={OFF}"
+    except ValueError as error:
+        return f"!{error}"
+    if not chosen and measured_on != machine():
+        return ""
+    return as_text(rows)
