@@ -60,9 +60,10 @@ class World:
     def __post_init__(self) -> None:
         if self.world_size < 1:
             raise ValueError(f"the number of ranks must be at least 1, got {self.world_size}")
-        seen: dict[Case, Case] = {}
+        seen: dict[tuple[Case, int], Case] = {}
         for case in self.cases:
-            same = seen.setdefault(replace(case, nbytes=total_nbytes(case, self.world_size)), case)
+            nbytes = total_nbytes(case, self.world_size)
+            same = seen.setdefault((replace(case, nbytes=1), nbytes), case)
             if same is not case:
                 raise ValueError(
                     f"{case.op}: {same.nbytes} B and {case.nbytes} B are the same case on "

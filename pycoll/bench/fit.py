@@ -3,13 +3,15 @@
 Protocols and caches bend the curve, so there are up to `MOST_PIECES` pieces, each over neighbouring sizes.
 Errors are taken as relative (every size counts the same), the pieces that fit best are found exactly by dynamic
 programming over where to cut, and their number is the one with the least Bayesian information criterion.
-Confidence intervals are those of weighted least squares, with Student's t.
+Confidence intervals are those of weighted least squares, with Student's t. The time of a size is the median of
+its rounds.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -21,6 +23,9 @@ from pycoll.bench.extras import need
 MOST_PIECES = 3
 LEAST_SIZES = 4  # of a piece: two parameters, and something to see how well they do
 CONFIDENCE = 0.95
+# Of a piece, times log(number of sizes): its two parameters and the cut, twice over, since the best cut is
+# searched for.
+PENALTY = 6
 FORMAT = 1
 
 
@@ -85,43 +90,32 @@ def fit(samples: Sequence[tuple[int, Sequence[float]]], most_pieces: int = MOST_
         raise ValueError(f"sizes must increase, got {sizes}")
     if not all(rounds and min(rounds) > 0 for _, rounds in samples):
         raise ValueError("every size needs at least one time, and times are positive")
-    cuts = _best_cuts(samples, most_pieces)
-    pieces = tuple(_piece(samples[begin:end]) for begin, end in cuts)
+    medians = [(nbytes, statistics.median(rounds)) for nbytes, rounds in samples]
+    cuts = _best_cuts(medians, most_pieces)
+    pieces = tuple(_piece(medians[begin:end]) for begin, end in cuts)
     model = Fit(pieces, ())
-    residuals = []
-    for nbytes, rounds in samples:
-        median = sorted(rounds)[len(rounds) // 2]
-        residuals.append((nbytes, (median - model.seconds(nbytes)) / median))
+    residuals = ((nbytes, (time - model.seconds(nbytes)) / time) for nbytes, time in medians)
     return Fit(pieces, tuple(residuals))
 
 
-def _solve(samples: Sequence[tuple[int, Sequence[float]]]) -> tuple[Any, Any, float, int]:
-    """Parameters, their covariance over the variance of an error, sum of squared relative errors, number of points."""
+def _solve(samples: Sequence[tuple[int, float]]) -> tuple[Any, Any, float]:
+    """Parameters, their covariance over the variance of an error, and the sum of squared relative errors."""
     import numpy
 
-    sizes = numpy.concatenate([numpy.full(len(rounds), float(s)) for s, rounds in samples])
-    times = numpy.concatenate([numpy.asarray(rounds, dtype=float) for _, rounds in samples])
+    sizes, times = (numpy.array(column, dtype=float) for column in zip(*samples, strict=True))
     # Sizes scaled to about 1, or the matrix is badly conditioned.
     scale = sizes.max()
     matrix = numpy.stack([1 / times, sizes / scale / times], axis=1)
     parameters, *_ = numpy.linalg.lstsq(matrix, numpy.ones_like(times), rcond=None)
     errors = 1 - matrix @ parameters
-    covariance = numpy.linalg.pinv(matrix.T @ matrix)
     unscale = numpy.array([1, 1 / scale])
-    return (
-        parameters * unscale,
-        covariance * numpy.outer(unscale, unscale),
-        float(errors @ errors),
-        len(times),
-    )
+    covariance = numpy.linalg.pinv(matrix.T @ matrix) * numpy.outer(unscale, unscale)
+    return parameters * unscale, covariance, float(errors @ errors)
 
 
-def _best_cuts(
-    samples: Sequence[tuple[int, Sequence[float]]], most_pieces: int
-) -> list[tuple[int, int]]:
+def _best_cuts(samples: Sequence[tuple[int, float]], most_pieces: int) -> list[tuple[int, int]]:
     """Ranges of sizes that share a piece."""
     n = len(samples)
-    points = sum(len(rounds) for _, rounds in samples)
     cost = {
         (i, j): _solve(samples[i:j])[2] for i in range(n) for j in range(i + LEAST_SIZES, n + 1)
     }
@@ -137,8 +131,8 @@ def _best_cuts(
         best.append(ends)
 
     def criterion(pieces: int) -> float:
-        error = max(best[pieces][n][0], 1e-12 * points)
-        return points * math.log(error / points) + 3 * pieces * math.log(points)
+        error = max(best[pieces][n][0], 1e-12 * n)
+        return n * math.log(error / n) + PENALTY * pieces * math.log(n)
 
     chosen = min((k for k in range(1, len(best)) if n in best[k]), key=criterion)
     cuts, end = [], n
@@ -149,11 +143,11 @@ def _best_cuts(
     return cuts[::-1]
 
 
-def _piece(samples: Sequence[tuple[int, Sequence[float]]]) -> Piece:
+def _piece(samples: Sequence[tuple[int, float]]) -> Piece:
     from scipy import stats
 
-    parameters, covariance, error, points = _solve(samples)
-    freedom = max(1, points - 2)
+    parameters, covariance, error = _solve(samples)
+    freedom = len(samples) - 2
     variance = error / freedom
     reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
     intervals = []

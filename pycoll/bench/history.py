@@ -95,14 +95,16 @@ def regressions(stored: Comparison, new: Comparison, margin: float) -> list[str]
     A case that has gone wrong, or is missing, counts too.
     """
     _check_margin(margin)
-    lines = list(new.failures)
+    refused = {(row.case, row.backend) for row in stored.rows if row.error is not None}
+    again = tuple(row for row in new.rows if (row.case, row.backend) not in refused)
+    lines = Comparison(new.backends, again, new.facts).failures
     found = {(row.case, row.backend): row for row in new.rows}
     for row in stored.rows:
         was = stored.ratio(row)
         if was is None:
             continue
-        again = found.get((row.case, row.backend))
-        now = new.ratio(again) if again is not None and again.samples else None
+        other = found.get((row.case, row.backend))
+        now = new.ratio(other) if other is not None and other.samples else None
         name = f"{row.backend}: {row.title}"
         if now is None:
             lines.append(f"{name}: not measured, was {was.median:.2f} x {stored.backends[0]}")
