@@ -20,17 +20,18 @@ from pycoll.bench.steps import ExposedCommunication, exposed_communication
 from pycoll.testing import RankPool
 
 WARMUP_STEPS = 4
+WRAPPERS = {"torch": "torch DDP", "pycoll": "pycoll DDP", "fsdp2": "torch FSDP2"}
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A wrapper ("torch" or "pycoll") over a backend of torch.distributed; only pycoll's own needs pycoll's."""
+    """A wrapper (one of `WRAPPERS`) over a backend of torch.distributed; only pycoll's own needs pycoll's."""
 
     wrapper: str
     backend: str
 
     def __str__(self) -> str:
-        return f"{self.wrapper} DDP on {self.backend}"
+        return f"{WRAPPERS[self.wrapper]} on {self.backend}"
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,16 @@ def _wide() -> nn.Module:
 
 
 def _layers() -> nn.Module:
-    """A deep and narrow stack: compute and communication of about the same size."""
+    """A deep and narrow stack: compute and communication of about the same size, the balanced model."""
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Linear(256, 256), nn.LayerNorm(256), nn.GELU()) for _ in range(24)]
     return nn.Sequential(*blocks)
+
+
+def _dense() -> nn.Module:
+    """Few parameters that are used for many rows: computing decides."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(192, 192), nn.GELU()) for _ in range(8)))
 
 
 def _batch(rows: int, columns: int, rank: int) -> Tensor:
@@ -81,32 +88,65 @@ MODELS = {
     "wide": Model(_wide, lambda m, rank: m(_batch(2, 1024, rank)).square().mean()),
     "many": Model(_ManySmall, lambda m, rank: m(_batch(1, 64, rank)).square().mean()),
     "layers": Model(_layers, lambda m, rank: m(_batch(64, 256, rank)).square().mean()),
+    "dense": Model(_dense, lambda m, rank: m(_batch(2048, 192, rank)).square().mean()),
 }
 
 
+def _data_parallel(model: nn.Module, wrapper: str, gradient_as_bucket_view: bool) -> nn.Module:
+    wrap: Any = nn.parallel.DistributedDataParallel
+    if wrapper == "pycoll":
+        from pycoll.parallel.ddp import DistributedDataParallel
+
+        wrap = DistributedDataParallel
+    wrapped: nn.Module = wrap(model, gradient_as_bucket_view=gradient_as_bucket_view)
+    return wrapped
+
+
+def _fully_sharded(model: nn.Module) -> nn.Module:
+    """torch's FSDP2, a unit for each child of the model that has parameters."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for child in model.children():
+        if not isinstance(child, nn.ParameterList) and any(True for _ in child.parameters()):
+            fully_shard(child, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
 class Stepper:
-    """One training step of a wrapped model on this rank."""
+    """One training step of a wrapped model on this rank.
+
+    A step without synchronisation is DDP's `no_sync`. FSDP2 has no such step that does the same work: there it is a
+    step of the bare model, so what is exposed includes sharding's own work.
+    """
 
     def __init__(self, model: str, wrapper: str, gradient_as_bucket_view: bool) -> None:
         import torch.distributed as dist
 
-        wrap: Any = nn.parallel.DistributedDataParallel
-        if wrapper == "pycoll":
-            from pycoll.parallel.ddp import DistributedDataParallel
-
-            wrap = DistributedDataParallel
         self._rank, self._model = dist.get_rank(), MODELS[model]
-        self.ddp: Any = wrap(self._model.make(), gradient_as_bucket_view=gradient_as_bucket_view)
-        self._optimizer = torch.optim.SGD(self.ddp.parameters(), lr=1e-6)
+        self._is_ddp = wrapper != "fsdp2"
+        if self._is_ddp:
+            self.wrapped: Any = _data_parallel(self._model.make(), wrapper, gradient_as_bucket_view)
+            self._silent = self.wrapped
+        else:
+            self.wrapped, self._silent = _fully_sharded(self._model.make()), self._model.make()
+        self._optimizers = {
+            each: torch.optim.SGD(each.parameters(), lr=1e-6)
+            for each in (self.wrapped, self._silent)
+        }
         for _ in range(WARMUP_STEPS):
             self(True)
 
     def __call__(self, synchronise: bool) -> None:
-        silent = contextlib.nullcontext() if synchronise else self.ddp.no_sync()
-        with silent:
-            self._model.loss(self.ddp, self._rank).backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        model = self.wrapped if synchronise else self._silent
+        silent = self._is_ddp and not synchronise
+        with self.wrapped.no_sync() if silent else contextlib.nullcontext():
+            self._model.loss(model, self._rank).backward()
+        self._optimizers[model].step()
+        self._optimizers[model].zero_grad()
 
 
 # Of this rank's process: steppers live through the rounds.
@@ -130,7 +170,8 @@ class StepTimes:
 
     Attributes:
         with_sync, without_sync: seconds of a step.
-        ratios: how many times as fast as the first contender a step with synchronisation was, a round each.
+        ratios: how many times as fast a step with synchronisation was as that of the first contender of the same
+            kind (DDP or FSDP2), a round each.
     """
 
     contender: Contender
@@ -153,7 +194,7 @@ def compare_wrappers(
     pairs: int = 10,
     gradient_as_bucket_view: bool = False,
 ) -> list[StepTimes]:
-    """Times of all contenders, which take turns; ratios are against the first.
+    """Times of all contenders, which take turns; ratios are against the first of the same kind (DDP or FSDP2).
 
     Raises:
         ValueError: a contender or the model is unknown.
@@ -162,8 +203,8 @@ def compare_wrappers(
     if model not in MODELS:
         raise ValueError(f"unknown model {model!r}; known: {', '.join(MODELS)}")
     for contender in contenders:
-        if contender.wrapper not in ("torch", "pycoll"):
-            raise ValueError(f"unknown wrapper {contender.wrapper!r}; known: torch, pycoll")
+        if contender.wrapper not in WRAPPERS:
+            raise ValueError(f"unknown wrapper {contender.wrapper!r}; known: {', '.join(WRAPPERS)}")
     measured: dict[Contender, list[ExposedCommunication]] = {each: [] for each in contenders}
     with contextlib.ExitStack() as stack:
         backends = dict.fromkeys(contender.backend for contender in contenders)
@@ -173,13 +214,18 @@ def compare_wrappers(
                 arguments = (model, contender.wrapper, gradient_as_bucket_view, pairs)
                 everyone = pools[contender.backend].run(measure_on_rank, *arguments)
                 measured[contender].append(everyone[0])
-    yardstick = [each.with_sync for each in measured[contenders[0]]]
+    first: dict[bool, list[float]] = {}
+    for contender, times in measured.items():
+        first.setdefault(contender.wrapper == "fsdp2", [each.with_sync for each in times])
     return [
         StepTimes(
             contender,
             statistics.median(each.with_sync for each in times),
             statistics.median(each.without_sync for each in times),
-            tuple(a / b.with_sync for a, b in zip(yardstick, times, strict=True)),
+            tuple(
+                a / b.with_sync
+                for a, b in zip(first[contender.wrapper == "fsdp2"], times, strict=True)
+            ),
         )
         for contender, times in measured.items()
     ]
