@@ -53,6 +53,7 @@ def algorithm_names() -> list[str]: ...
 def algorithms() -> list[tuple[str, str, bool]]: ...
 def roofline(
     mapping_nbytes: int,
+    owned: list[list[tuple[int, int]]],
     transfers: list[list[tuple[list[int], list[int], int]]],
     repetitions: int,
     repetition_seconds: float,

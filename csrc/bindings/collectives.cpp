@@ -14,9 +14,14 @@ namespace {
 using PythonTransfer = std::tuple<std::vector<size_t>, std::vector<size_t>, size_t>;
 
 std::tuple<double, std::string, std::string> roofline(
-    size_t mapping_nbytes, const std::vector<std::vector<PythonTransfer>>& transfers,
-    int repetitions, double repetition_seconds) {
-  cpu::RooflineArgs args{mapping_nbytes, {}, repetitions, repetition_seconds};
+    size_t mapping_nbytes, const std::vector<std::vector<std::pair<size_t, size_t>>>& owned,
+    const std::vector<std::vector<PythonTransfer>>& transfers, int repetitions,
+    double repetition_seconds) {
+  cpu::RooflineArgs args{mapping_nbytes, {}, {}, repetitions, repetition_seconds};
+  for (const auto& of_rank : owned) {
+    auto& mine = args.owned.emplace_back();
+    for (const auto& [begin, nbytes] : of_rank) mine.push_back({begin, nbytes});
+  }
   for (const auto& of_rank : transfers) {
     auto& mine = args.transfers.emplace_back();
     for (const auto& [sources, destinations, nbytes] : of_rank) {
@@ -55,8 +60,8 @@ void bind_collectives(pybind11::module_& module) {
   module.def("usable_cores", &usable_cores);
   module.def("algorithms", &algorithm_table,
              "Every algorithm: collective, name, whether it keeps the fixed order of additions.");
-  module.def("roofline", &roofline, py::arg("mapping_nbytes"), py::arg("transfers"),
-             py::arg("repetitions"), py::arg("repetition_seconds"),
+  module.def("roofline", &roofline, py::arg("mapping_nbytes"), py::arg("owned"),
+             py::arg("transfers"), py::arg("repetitions"), py::arg("repetition_seconds"),
              py::call_guard<py::gil_scoped_release>(),
              "Seconds, kind of store and instruction set of csrc/kernels/cpu/roofline.h.");
   module.def("algorithm_names", &algorithm_names, "Names that Options(algorithm=...) takes.");

@@ -2,8 +2,10 @@
 
 Each rank is a pinned thread. It reads and writes its share of the collective's bytes with the widest vectors of
 the CPU, the better of ordinary stores and stores past the caches, and then meets the others at one barrier.
-There is no copy into staging, no selection and no call. `transfers` is the table of what each collective has to
-read and write (docs/performance.md words it); sums are of float32 whatever the dtype, since bytes decide.
+Before each sweep every rank writes to its own buffers, untimed, as a program does that makes a collective's
+input: half of what two ranks read then comes from the other core. There is no copy into staging, no selection
+and no call. `transfers` is the table of what each collective has to read and write (docs/performance.md words
+it); sums are of float32 whatever the dtype, since bytes decide.
 """
 
 from __future__ import annotations
@@ -117,6 +119,10 @@ def measure_limit(
         return None
     # Buffers end on different lines, lest all ranks' lines fall into the same set of the cache.
     stride = padded_part(nbytes) + world_size * ALIGNMENT + 17 * ALIGNMENT
+    owned = [
+        [(buffer * stride, nbytes) for buffer in (rank, world_size + rank)]
+        for rank in range(world_size)
+    ]
     plan = [
         [
             (
@@ -129,7 +135,9 @@ def measure_limit(
         for mine in of_ranks
     ]
     try:
-        best = extension().roofline(2 * world_size * stride, plan, repetitions, repetition_seconds)
+        best = extension().roofline(
+            2 * world_size * stride, owned, plan, repetitions, repetition_seconds
+        )
     except RuntimeError as error:
         raise ValueError(str(error)) from None
     return Limit(*best)

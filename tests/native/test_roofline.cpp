@@ -97,6 +97,7 @@ TEST(all_ranks_run_and_are_timed) {
   args.repetition_seconds = 0;
   for (size_t rank = 0; rank < 3; ++rank) {
     args.transfers.push_back({transfer_of(1, 1, 1024, true)});
+    args.owned.push_back({{rank * kRegion, kRegion}});
   }
   const Roofline roofline = measure_roofline(args);
   CHECK(roofline.seconds > 0);
@@ -114,6 +115,11 @@ TEST(what_lies_outside_is_refused) {
   RooflineArgs args;
   CHECK(refused(args, "no rank"));
   args.mapping_nbytes = 2 * kRegion;
+  args.transfers = {{}};
+  CHECK(refused(args, "owned has 0 ranks and transfers 1"));
+  args.owned = {{{64, 2 * kRegion}}};
+  CHECK(refused(args, "an owned range of 8320 bytes at 64 ends outside the mapping"));
+  args.owned = {{}};
   args.transfers = {{transfer_of(1, 1, kRegion + 1, false)}};
   CHECK(refused(args, "ends outside the mapping of 8320 bytes"));
   args.transfers = {{Transfer{{4}, {64}, 8}}};

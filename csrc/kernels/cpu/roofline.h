@@ -29,8 +29,15 @@ struct InstructionSet {
 // Those that this CPU can run, narrowest first.
 std::vector<InstructionSet> roofline_instruction_sets();
 
+struct Range {
+  size_t begin, nbytes;
+};
+
 struct RooflineArgs {
   size_t mapping_nbytes = 0;
+  // Of each rank: what it writes to (a byte a line, untimed) before each sweep, as a program does that makes a collective's
+  // input: so its lines lie in that core's caches, and not where the last sweep left them.
+  std::vector<std::vector<Range>> owned;
   std::vector<std::vector<Transfer>> transfers;  // of each rank
   int repetitions = 3;
   double repetition_seconds = 0.02;
