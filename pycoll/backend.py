@@ -108,6 +108,8 @@ def backend_of(group: dist.ProcessGroup | None = None, device: torch.device | st
     import torch.distributed as dist
 
     pg: Any = dist.group.WORLD if group is None else group
+    if device == "cpu" and (found := extension().backend_of(pg)) is not None:
+        return found
     if pg is None:
         raise ValueError("there is no default group; call init_process_group first")
     if not isinstance(pg, dist.ProcessGroup):

@@ -20,21 +20,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from pycoll.backend import backend_of
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
-if TYPE_CHECKING:
-    import torch
-    import torch.distributed as dist
+from pycoll.backend import backend_of, extension
 
-    Group = dist.ProcessGroup | None
-    Op = dist.ReduceOp | dist.ReduceOp.RedOpType | str
+Group = dist.ProcessGroup | None
+Op = dist.ReduceOp | dist.ReduceOp.RedOpType | str
+
+# Operators by their names and by torch's values: what most calls pass, found without asking torch.
+_NAMED_OPS = {
+    key: dist.ReduceOp(value)
+    for name, value in dist.ReduceOp.RedOpType.__members__.items()
+    if name not in ("PREMUL_SUM", "UNUSED")
+    for key in (name.lower(), value)
+}
 
 
 def _reduce_op(op: Op) -> Any:
-    import torch.distributed as dist
-
     if isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
         return op
     if not isinstance(op, str):
@@ -50,8 +56,6 @@ def _reduce_op(op: Op) -> Any:
 
 def _root(name: str, rank: int | None, group_rank: int | None, group: Group) -> int:
     """The rank of the group that is meant by ``src``/``dst`` or by ``group_src``/``group_dst``."""
-    import torch.distributed as dist
-
     if (rank is None) == (group_rank is None):
         raise ValueError(f"pass either {name} (a rank of the world) or group_{name} (of the group)")
     chosen, label = (rank, name) if group_rank is None else (group_rank, f"group_{name}")
@@ -78,8 +82,6 @@ def _finish(work: Any, async_op: bool) -> dist.Work | None:
 
 
 def _options(kind: str, async_op: bool, **fields: Any) -> Any:
-    import torch.distributed.distributed_c10d as c10d
-
     options = getattr(c10d, kind)()
     options.asyncOp = async_op
     for name, value in fields.items():
@@ -137,8 +139,22 @@ def all_reduce(
     if wire_dtype is not None:
         wire = _Wire(wire_dtype, block, group, async_op)
         return wire.run("all_reduce", [tensor], [tensor], op=op)
+    if not async_op and _all_reduced_directly(tensor, op, group):
+        return None
     options = _options("AllreduceOptions", async_op, reduceOp=_reduce_op(op))
     return _finish(backend_of(group).allreduce([tensor], options), async_op)
+
+
+def _all_reduced_directly(tensor: torch.Tensor, op: Op, group: Group) -> bool:
+    """Whether the compiled part has done it: without torch's options, lists and works, which cost more than the
+    exchange of a small tensor. False, and nothing has happened, for arguments that need a closer look.
+    """
+    try:
+        named = _NAMED_OPS[cast("str", op)]
+    except (KeyError, TypeError):
+        return False
+    chosen = c10d._world.default_pg if group is None else group
+    return extension().all_reduce(chosen, tensor, named)
 
 
 def reduce(
@@ -339,8 +355,6 @@ def monitored_barrier(
         timeout: None: the group's.
         wait_all_ranks: name all missing ranks, not only the first.
     """
-    import torch.distributed as dist
-
     pg: Any = dist.group.WORLD if group is None else group
     backend = backend_of(group)
     pg.monitored_barrier(backend.options._timeout if timeout is None else timeout, wait_all_ranks)

@@ -5,5 +5,6 @@ PYBIND11_MODULE(_C, module) {
   pycoll::bindings::bind_collectives(module);
   pycoll::bindings::bind_torch(module);
   pycoll::bindings::bind_shared_memory(module);
+  pycoll::bindings::bind_direct(module);
   pycoll::bindings::bind_gradient_counter(module);
 }
