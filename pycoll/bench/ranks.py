@@ -142,9 +142,9 @@ class RankGroup:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
-                # Ctrl-C in the terminal is for the parent, which then ends its ranks. No session of its own: Linux gives
-                # each session a share of the cores, and between sessions a waiter that yields yields to nobody. MPI's
-                # ranks share one, so all do.
+                # Ctrl-C in the terminal is for the parent, which then ends its ranks. No session of its own:
+                # Linux gives each session a share of the cores, and between sessions a waiter that yields
+                # yields to nobody. MPI's ranks share one, so all do.
                 preexec_fn=os.setpgrp,
             )
         self._processes.append(process)
