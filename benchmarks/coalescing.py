@@ -25,26 +25,31 @@ from pycoll.bench.units import format_seconds, parse_nbytes
 from pycoll.testing import RankError, RankPool
 
 BACKENDS = ("gloo", "pycoll")
+WARMUP_CALLS, TIMED_CALLS = 3, 5
 
 
 def measure_on_rank(tensors: int, nbytes: int, coalesced: bool) -> float:
-    """Seconds for all of them, of the slowest rank. Sums are checked."""
+    """Median seconds for all of them, of the slowest rank, after a warm-up on the same tensors. Sums are checked."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    listed = [torch.full((nbytes // 4,), float(rank + i)) for i in range(tensors)]
+    listed = [torch.empty(nbytes // 4) for _ in range(tensors)]
     peers = TorchPeers()
-    peers.barrier()
-    start = time.perf_counter()
-    if coalesced:
-        dist.all_reduce_coalesced(listed)
-    else:
-        for tensor in listed:
-            dist.all_reduce(tensor)
-    seconds = time.perf_counter() - start
+    times = []
+    for _ in range(WARMUP_CALLS + TIMED_CALLS):
+        for i, tensor in enumerate(listed):
+            tensor.fill_(rank + i)
+        peers.barrier()
+        start = time.perf_counter()
+        if coalesced:
+            dist.all_reduce_coalesced(listed)
+        else:
+            for tensor in listed:
+                dist.all_reduce(tensor)
+        times.append(time.perf_counter() - start)
     first = world_size * (world_size - 1) / 2
     for i, tensor in enumerate(listed):
         if not tensor.eq(first + world_size * i).all():
             raise RuntimeError(f"the sum of tensor {i} is wrong: {tensor[0].item()}")
-    return peers.maxima([seconds])[0]
+    return statistics.median(peers.maxima(times[WARMUP_CALLS:]))
 
 
 def measure(world_size: int, tensors: int, nbytes: int, rounds: int) -> dict[str, list[float]]:
