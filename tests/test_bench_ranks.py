@@ -54,6 +54,20 @@ def test_every_collective_runs_in_and_out_of_place(world_size: int) -> None:
 
 
 @pytest.mark.slow
+def test_tensors_that_all_ranks_map_are_measured_too() -> None:
+    answers = measured_forms("pycoll.mapped", 2)
+    for (op, in_place), answer in answers.items():
+        assert isinstance(answer, Sample), (op, in_place, answer)
+        assert answer.wrong == 0, (op, in_place)
+    large = Case("all_reduce", 1 << 20)
+    with RankGroup("pycoll.mapped", 2, timeout=60.0) as group:
+        group.wait_until_ready()
+        sample = group.measure(large, QUICK)
+    assert isinstance(sample, Sample)
+    assert (sample.memory_path, sample.wrong) == ("mapped", 0)
+
+
+@pytest.mark.slow
 def test_pycolls_own_functions_are_measured_too() -> None:
     answers = measured_forms("pycoll.direct", 2)
     for (op, in_place), answer in answers.items():
