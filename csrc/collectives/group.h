@@ -22,7 +22,7 @@ struct Facts {
       0;  // 1: a call without a tag is tagged with its place in the program
   std::string algorithm = "auto";
   uint64_t direct_access = 0;  // DirectAccess, that of all members; kReadv only where all can
-  std::string tuning;  // as parse_tuning() reads it
+  std::string tuning;          // as parse_tuning() reads it
   std::vector<TunedRow>
       tuned;  // the rows of `tuning` for groups of this size; follows from it, and is not compared
 };
