@@ -17,7 +17,7 @@ TORCH_REQUIREMENT := $(or $(TORCH),$(shell grep '^torch==' requirements.txt))
 CXX_FILES = $(shell find csrc tests -name build -prune -o \
               \( -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \) -print 2>/dev/null)
 
-.PHONY: help demo build test test-quick test-full soak native-test cuda-check lint format bench clean distclean
+.PHONY: help demo build test test-quick test-full soak native-test cuda-check lint format bench bench-check clean distclean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -65,9 +65,12 @@ format: $(VENV)/.dev ## rewrite the sources as lint wants them
 	$(BIN)/ruff format
 	$(if $(CXX_FILES),$(BIN)/clang-format -i $(CXX_FILES))
 
-bench: build ## every script of benchmarks/
-	@set -e; for script in $(wildcard benchmarks/[a-z]*.py); do \
-	  echo "== $$script"; $(BIN)/python $$script $(ARGS); done
+bench: build ## collectives beside gloo and the hardware's limit (ARGS for pycoll bench), then training steps
+	$(BIN)/pycoll bench $(ARGS)
+	$(BIN)/python benchmarks/train_step.py
+
+bench-check: build ## ratios to gloo, held against the stored ones (ARGS="--margin 1" to be laxer)
+	$(BIN)/pycoll bench --verify benchmarks/results/bench_check.json --rounds 5 $(ARGS)
 
 clean: ## remove what was built, keep .venv
 	rm -rf build dist *.egg-info pycoll/_C*.so pycoll/_build.py .pytest_cache .mypy_cache .ruff_cache

@@ -15,6 +15,7 @@ from pycoll.bench.engine import Effort
 from pycoll.bench.peers import Peer, mpiexec, why_skipped
 from pycoll.bench.ranks import RankError, RankGroup, Refusal
 from pycoll.bench.results import Sample
+from pycoll.bench.wrappers import Contender, compare_wrappers
 
 QUICK = Effort(warmup_calls=1, repetitions=1, repetition_seconds=0.0005)
 FORMS = [(op, in_place) for op in OPS for in_place in places(op)]
@@ -50,6 +51,20 @@ def test_every_collective_runs_in_and_out_of_place(world_size: int) -> None:
         if world_size > 1:
             assert answer.algorithm in ("one_shot", "two_shot", "direct", "eager", "lane", None)
             assert answer.algorithm or op == "send_recv", (op, in_place)
+
+
+@pytest.mark.slow
+def test_tensors_that_all_ranks_map_are_measured_too() -> None:
+    answers = measured_forms("pycoll.mapped", 2)
+    for (op, in_place), answer in answers.items():
+        assert isinstance(answer, Sample), (op, in_place, answer)
+        assert answer.wrong == 0, (op, in_place)
+    large = Case("all_reduce", 1 << 20)
+    with RankGroup("pycoll.mapped", 2, timeout=60.0) as group:
+        group.wait_until_ready()
+        sample = group.measure(large, QUICK)
+    assert isinstance(sample, Sample)
+    assert (sample.memory_path, sample.wrong) == ("mapped", 0)
 
 
 @pytest.mark.slow
@@ -153,3 +168,23 @@ def test_products_run_beside_a_collective() -> None:
     assert beside.product_slowdown is not None
     assert beside.product_slowdown > 0
     assert ROWS**3 * 2 / seconds_alone("cpu", 0.05) > 1e6  # more than a million operations a second
+
+
+@pytest.mark.slow
+def test_training_steps_of_every_wrapper_are_timed() -> None:
+    contenders = [
+        Contender("torch", "pycoll"),
+        Contender("pycoll", "pycoll"),
+        Contender("fsdp2", "pycoll"),
+    ]
+    times = compare_wrappers(contenders, "layers", rounds=1, pairs=1)
+    assert [str(each.contender) for each in times] == [
+        "torch DDP on pycoll",
+        "pycoll DDP on pycoll",
+        "torch FSDP2 on pycoll",
+    ]
+    assert all(each.with_sync > 0 and each.without_sync > 0 for each in times)
+    # Ratios are within a kind: each kind's first has 1.
+    assert (times[0].ratios, times[2].ratios) == ((1.0,), (1.0,))
+    with pytest.raises(ValueError, match="unknown wrapper 'fsdp9'; known: torch, pycoll, fsdp2"):
+        compare_wrappers([Contender("fsdp9", "pycoll")], "layers")

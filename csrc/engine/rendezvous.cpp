@@ -11,7 +11,7 @@ namespace pycoll {
 namespace {
 
 // Changes whenever the meaning of shared memory or of these blobs does.
-constexpr uint32_t kProtocol = 4;
+constexpr uint32_t kProtocol = 5;
 
 struct Introduction {
   uint32_t protocol;

@@ -106,8 +106,9 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         default=("gloo", "pycoll"),
         metavar="NAME,…",
         help="the first is the yardstick; gloo, nccl, …; pycoll, pycoll.direct (without "
-        "torch.distributed's functions), pycoll:ALGORITHM; mpi (mpi4py); floor (a backend that does "
-        "nothing); symm_mem (torch's operators, GPU)",
+        "torch.distributed's functions), pycoll.mapped (tensors that all ranks map), "
+        "pycoll:ALGORITHM; mpi (mpi4py); floor (a backend that does nothing); symm_mem (torch's "
+        "operators, GPU)",
     )
 
 

@@ -4,6 +4,7 @@ A peer is named on the command line:
 
 - ``pycoll``, ``gloo``, ``nccl`` and whatever else is registered: torch.distributed's functions over that backend;
 - ``pycoll.direct``: pycoll's own functions, past torch.distributed's;
+- ``pycoll.mapped``: as ``pycoll``, with tensors in memory that all ranks map (``pycoll.symmetric_empty``);
 - ``mpi``: MPI through mpi4py, its ranks started by mpiexec;
 - ``floor``: torch.distributed's functions over a backend that does nothing (torch's "fake" one), each rank for itself:
   what no backend can be quicker than. It moves no data, so its results are not looked at;
@@ -26,10 +27,11 @@ import torch.distributed as dist
 
 from pycoll.options import Options
 
-PYCOLL, DIRECT, MPI, FLOOR, SYMMETRIC = "pycoll", "pycoll.direct", "mpi", "floor", "symm_mem"
-_OWN = (PYCOLL, DIRECT)
+PYCOLL, DIRECT, MAPPED = "pycoll", "pycoll.direct", "pycoll.mapped"
+MPI, FLOOR, SYMMETRIC = "mpi", "floor", "symm_mem"
+_OWN = (PYCOLL, DIRECT, MAPPED)
 # The backend that symmetric-memory ranks meet over.
-_BACKENDS = {DIRECT: PYCOLL, FLOOR: "fake", SYMMETRIC: "nccl"}
+_BACKENDS = {DIRECT: PYCOLL, MAPPED: PYCOLL, FLOOR: "fake", SYMMETRIC: "nccl"}
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class Peer:
             return MpiApi()
         if self.kind == DIRECT:
             return DirectApi()
+        if self.kind == MAPPED:
+            return MappedApi()
         if self.kind == SYMMETRIC:
             from pycoll.bench.symm_mem_api import SymmMemApi
 
@@ -115,6 +119,18 @@ class DirectApi:
         return self._pycoll.gather(gather_list, tensor, dst, async_op=async_op)
 
 
+class MappedApi:
+    """torch.distributed's functions, and tensors that the other ranks map."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(dist, name)
+
+    def zeros(self, numel: int, *, dtype: torch.dtype, device: str) -> torch.Tensor:
+        import pycoll
+
+        return pycoll.symmetric_empty(numel, dtype=dtype).zero_()
+
+
 def check_peer(name: str, device: str = "cpu") -> Peer:
     """The peer of that name.
 
@@ -127,11 +143,13 @@ def check_peer(name: str, device: str = "cpu") -> Peer:
     if peer.kind == SYMMETRIC and device == "cuda":
         return peer
     usable = usable_backends(device)
-    if peer.kind not in (DIRECT, SYMMETRIC, "fake") and peer.backend in usable:
+    if peer.kind not in (DIRECT, MAPPED, SYMMETRIC, "fake") and peer.backend in usable:
+        return peer
+    if peer.kind == MAPPED and device == "cpu":
         return peer
     if peer.kind == DIRECT and device in dist.Backend.backend_capability.get(PYCOLL, ()):
         return peer
-    special = [DIRECT, MPI, FLOOR] if device == "cpu" else [DIRECT, SYMMETRIC]
+    special = [DIRECT, MAPPED, MPI, FLOOR] if device == "cpu" else [DIRECT, SYMMETRIC]
     raise ValueError(
         f"unknown backend {name!r}; those for {device.upper()} tensors here: {', '.join([*usable, *special])}"
     )

@@ -17,7 +17,7 @@ from pycoll.bench.background import measure_beside
 from pycoll.bench.buffers import Buffers
 from pycoll.bench.cases import Case
 from pycoll.bench.engine import Alone, Effort, Peers, TorchPeers
-from pycoll.bench.peers import DIRECT, FLOOR, MPI, SYMMETRIC, Peer
+from pycoll.bench.peers import DIRECT, FLOOR, MAPPED, MPI, SYMMETRIC, Peer
 from pycoll.bench.rank_main import one_line, with_choice
 from pycoll.bench.ranks import RankError, Refusal
 from pycoll.bench.results import Sample
@@ -32,7 +32,7 @@ def world_size_here(environment: Mapping[str, str] = os.environ) -> int | None:
 
 def why_not(peer: Peer) -> str | None:
     """Why a peer cannot be measured among torchrun's ranks, or None."""
-    if peer.kind in (MPI, FLOOR, SYMMETRIC, DIRECT):
+    if peer.kind in (MPI, FLOOR, SYMMETRIC, DIRECT, MAPPED):
         return f"{peer.kind} starts its own ranks: run pycoll bench without torchrun"
     return None
 
