@@ -144,8 +144,8 @@ def test_every_import_is_a_pinned_requirement() -> None:
             match = re.match(r'([\w-]+)==[\w.]+(; python_version [<>=]+ "3\.\d+")?$', line)
             assert match, f"not pinned: {line}"
             pinned.add(match[1].replace("-", "_").lower())
-    # triton comes with the CUDA builds of torch; scikit-learn is for one example, which says so; the benchmark skips MPI, and
-    # the names of GPUs' links, where their libraries are missing.
+    # triton comes with the CUDA builds of torch; scikit-learn is for one example, which says so; the benchmark
+    # skips MPI, and the names of GPUs' links, where their libraries are missing.
     optional = {"triton", "sklearn", "mpi4py", "pynvml"}
     for file in sorted((ROOT / "pycoll").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
