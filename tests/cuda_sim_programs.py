@@ -14,7 +14,14 @@ ROOT = native_programs.ROOT
 FOLDER = ROOT / "tests/sim"
 SANITIZERS = native_programs.SANITIZERS
 # Objects that do not depend on the kernels' code: trees with a planted bug share them.
-SHARED_OBJECTS = ("test_protocols.o", "collective_case.o", "base/error.o")
+SHARED_OBJECTS = (
+    "test_protocols.o",
+    "collective_case.o",
+    "base/error.o",
+    "memory/shared_heap.o",
+    "memory/segment.o",
+    "bootstrap/unix_socket.o",
+)
 
 
 def programs() -> list[str]:
