@@ -1,5 +1,6 @@
 #include "collective_case.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -279,7 +280,7 @@ class CaseRun {
     if (is_in_place() && gathers()) {
       // The input is this rank's chunk of the output.
       call.in.push_back(std::make_unique<Tensor>(group_, out_bytes, shift));
-      std::memcpy(call.in.back()->data() + bytes_.begin[rank], input.data(), input.size());
+      std::copy(input.begin(), input.end(), call.in.back()->data() + bytes_.begin[rank]);
       call.out.push_back(nullptr);
     } else {
       call.in.push_back(std::make_unique<Tensor>(group_, input.size(), shift));

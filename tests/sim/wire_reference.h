@@ -86,14 +86,16 @@ inline WireValues wire_values(DType dtype, const uint8_t* data, size_t numel) {
 inline WireValues combine_on_wire(ReduceOp op, int divisor, const std::vector<WireValues>& arrived,
                                   const std::vector<double>& factors) {
   const size_t numel = arrived[0].x.size();
-  std::vector<Bytes> bytes(arrived.size(), Bytes(numel * sizeof(float)));
+  std::vector<Bytes> bytes(arrived.size());
   std::vector<Term> terms;
   WireValues result;
   result.exact.resize(numel);
   result.bound.resize(numel);
   std::vector<double> magnitude(numel);
   for (size_t rank = 0; rank < arrived.size(); ++rank) {
-    std::memcpy(bytes[rank].data(), arrived[rank].x.data(), bytes[rank].size());
+    // Not memcpy: there may be no elements, and no memory.
+    const auto* const first = reinterpret_cast<const uint8_t*>(arrived[rank].x.data());
+    bytes[rank].assign(first, first + numel * sizeof(float));
     terms.push_back({&bytes[rank], factors[rank]});
     for (size_t i = 0; i < numel; ++i) {
       result.exact[i] += arrived[rank].exact[i];
@@ -103,7 +105,7 @@ inline WireValues combine_on_wire(ReduceOp op, int divisor, const std::vector<Wi
   }
   const Bytes sum = reduce_plainly(DType::kFloat32, op, divisor, terms);
   result.x.resize(numel);
-  std::memcpy(result.x.data(), sum.data(), sum.size());
+  std::copy(sum.begin(), sum.end(), reinterpret_cast<uint8_t*>(result.x.data()));
   const double n = op == ReduceOp::kAvg ? divisor : 1.0;
   for (size_t i = 0; i < numel; ++i) {
     result.exact[i] /= n;
