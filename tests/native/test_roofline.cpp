@@ -96,7 +96,8 @@ TEST(all_ranks_run_and_are_timed) {
   args.repetitions = 1;
   args.repetition_seconds = 0;
   for (size_t rank = 0; rank < 3; ++rank) {
-    args.transfers.push_back({transfer_of(1, 1, 1024, true)});
+    // From the rank before, to where no other rank reads.
+    args.transfers.push_back({Transfer{{(rank + 2) % 3 * kRegion}, {rank * kRegion + 2048}, 1024}});
     args.owned.push_back({{rank * kRegion, kRegion}});
   }
   const Roofline roofline = measure_roofline(args);

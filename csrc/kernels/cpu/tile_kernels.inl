@@ -130,9 +130,10 @@ inline u32 round_to_upper(float x) {
 }
 
 void add_bf16(void* dst, const void* a, const void* b, std_size numel) {
-  auto* out = static_cast<WordOf16*>(dst);
-  auto* x = static_cast<const WordOf16*>(a);
-  auto* y = static_cast<const WordOf16*>(b);
+  // Not `auto*`, which would forget the type's attributes.
+  WordOf16* const out = static_cast<WordOf16*>(dst);
+  const WordOf16* const x = static_cast<const WordOf16*>(a);
+  const WordOf16* const y = static_cast<const WordOf16*>(b);
 #pragma GCC ivdep
   for (std_size i = 0; i < numel / 2; ++i) {
     const u32 lower = round_to_upper(float_of(x[i] << 16) + float_of(y[i] << 16));
