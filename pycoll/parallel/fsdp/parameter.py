@@ -66,15 +66,10 @@ class ShardedParameter:
         return padded[: math.prod(self.local_shape)].view(self.local_shape)
 
     def as_dtensor(self, part: Tensor) -> DTensor:
-        """This rank's part of a tensor that is laid out as the parameter."""
-        return DTensor.from_local(
-            part,
-            self.sharding.mesh,
-            self.sharding.placements,
-            run_check=False,
-            shape=self.shape,
-            stride=contiguous_strides(self.shape),
-        )
+        """This rank's part of a tensor that is laid out as the parameter, and of its dtype."""
+        # Past DTensor.from_local, which takes 80 us to find out what is known here.
+        spec = self.sharded._spec  # type: ignore[attr-defined]
+        return DTensor(part, spec, requires_grad=False)
 
     def hold(self, parameter: nn.Parameter) -> None:
         """Puts the part, or the whole parameter, where modules look for it."""
