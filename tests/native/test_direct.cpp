@@ -57,6 +57,8 @@ TEST(who_gives_up_waits_for_those_that_touch_its_tensor) {
     if (rank.rank() == 0) {
       until(touches);
       const std::shared_ptr<Operation> operation = comm->start(call.request, kTimeout);
+      // One that has not begun has shown its tensor to nobody, and ends at once.
+      CHECK(!comm->wait(operation, Deadline::after(std::chrono::milliseconds(10))));
       comm->abort("rank 0 wants no more");
       CHECK(ended, "the operation ended while another rank touched the tensor");
       CHECK(operation->finished() && operation->error() != nullptr);
