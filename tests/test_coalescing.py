@@ -13,6 +13,7 @@ from case_runner import all_gather_into_tensor, reduce_scatter_tensor
 from checker import assert_same_bits
 from torch import Tensor
 
+from pycoll import collectives
 from pycoll.testing import RankPool
 
 Pools = Callable[[int], RankPool]
@@ -142,6 +143,55 @@ def coalesce_lists(is_async: bool) -> None:
         assert_same_bits(sums[part], torch.stack(rows).sum(0), "all_reduce_coalesced")
 
 
+def coalesce_in_place() -> list[str]:
+    """Inputs that are this rank's own part of their output; then one that lies elsewhere in an output of the list."""
+    rank, n, errors = dist.get_rank(), dist.get_world_size(), []
+    wholes = [torch.zeros(n * numel) for numel in NUMELS]
+    parts = [whole.view(n, -1)[rank] if whole.numel() else whole for whole in wholes]
+    for part, mine in enumerate(parts):
+        mine.copy_(values(NUMELS[part], rank, part))
+    # Not in the order of their addresses.
+    collectives.all_gather_into_tensor_coalesced(wholes[::-1], parts[::-1])
+    for part, whole in enumerate(wholes):
+        assert_same_bits(whole, torch.cat(rows_of(part, torch.float32)), "all_gather")
+    expected = [torch.stack(rows_of(part, torch.float32, n)).sum(0) for part in range(len(NUMELS))]
+    for part, whole in enumerate(wholes):
+        whole.copy_(values(whole.numel(), rank, part))
+    collectives.reduce_scatter_tensor_coalesced(parts, wholes)
+    for part, mine in enumerate(parts):
+        total = expected[part].view(n, -1)[rank] if mine.numel() else mine
+        assert_same_bits(mine, total, "reduce_scatter")
+
+    last = wholes[-1]
+    elsewhere = last[(n - 1 - rank) * NUMELS[-1] + 1 :][: NUMELS[0]]
+    with_elsewhere = [elsewhere, *parts[1:-1], torch.zeros(NUMELS[-1])]
+    for call in (
+        lambda: collectives.all_gather_into_tensor_coalesced(wholes, with_elsewhere),
+        lambda: collectives.reduce_scatter_tensor_coalesced(with_elsewhere, wholes),
+    ):
+        try:
+            call()
+            errors.append("nothing was raised")
+        except ValueError as error:
+            errors.append(str(error))
+    return errors
+
+
+def coalesce_thousands() -> None:
+    """Pieces of odd sizes, more than one message holds, whose runs begin and end within pieces."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    numels = [part * 131 % 523 for part in range(3001)]
+    inputs = [values(numel, rank, part) for part, numel in enumerate(numels)]
+    gathered = [torch.full((n * numel,), -1.0) for numel in numels]
+    collectives.all_gather_into_tensor_coalesced(gathered, inputs)
+    scattered = [torch.full((numel,), -1.0) for numel in numels]
+    collectives.reduce_scatter_tensor_coalesced(scattered, gathered)
+    for part, numel in enumerate(numels):
+        rows = [values(numel, source, part) for source in range(n)]
+        assert_same_bits(gathered[part], torch.cat(rows), f"all_gather {part}")
+        assert_same_bits(scattered[part], n * inputs[part], f"reduce_scatter {part}")
+
+
 def batch_of_messages(shuffle: int) -> None:
     """Everybody sends to everybody, several messages a pair, listed in an order of its own."""
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -195,6 +245,15 @@ def test_different_calls_in_one_manager_are_refused_by_torch(pool: Pools) -> Non
 @pytest.mark.parametrize("is_async", [False, True])
 def test_functions_that_take_lists(pool: Pools, is_async: bool) -> None:
     assert pool(3).run(coalesce_lists, is_async) == [None] * 3
+
+
+def test_lists_in_place(pool: Pools) -> None:
+    for errors in pool(3).run(coalesce_in_place):
+        assert ["shares memory" in error for error in errors] == [True, True], errors
+
+
+def test_thousands_of_tensors(pool: Pools) -> None:
+    assert pool(3).run(coalesce_thousands) == [None] * 3
 
 
 @pytest.mark.parametrize("shuffle", range(4))

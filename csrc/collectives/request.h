@@ -54,12 +54,16 @@ class ChunkView {
   struct Piece {
     std::byte* data;
     size_t numel;
+    size_t begin;  // in the chunk
+    size_t end() const { return begin + numel; }
   };
 
   void add_chunk() { first_piece_.push_back(pieces_.size()); }
   // Appends to the newest chunk. Empty pieces are left out.
   void add_piece(void* data, size_t numel) {
-    if (numel > 0) pieces_.push_back(Piece{static_cast<std::byte*>(data), numel});
+    if (numel == 0) return;
+    const size_t begin = first_piece_.back() < pieces_.size() ? pieces_.back().end() : 0;
+    pieces_.push_back(Piece{static_cast<std::byte*>(data), numel, begin});
   }
   void add_chunk(void* data, size_t numel) {
     add_chunk();
@@ -68,9 +72,7 @@ class ChunkView {
 
   size_t num_chunks() const { return first_piece_.size(); }
   size_t numel(size_t chunk) const {
-    size_t sum = 0;
-    for (size_t p = first_piece_[chunk]; p < end_piece(chunk); ++p) sum += pieces_[p].numel;
-    return sum;
+    return first_piece_[chunk] < end_piece(chunk) ? pieces_[end_piece(chunk) - 1].end() : 0;
   }
 
   // Whether the pieces of the chunk follow one another without a gap; `*data` is then where they begin (null if it is empty).
@@ -103,17 +105,15 @@ class ChunkView {
   // from `begin`.
   template <class Fn>
   void for_each_run(size_t chunk, size_t begin, size_t numel, size_t itemsize, const Fn& fn) const {
-    size_t done = 0;
-    for (size_t p = first_piece_[chunk]; p < end_piece(chunk) && done < numel; ++p) {
-      const Piece& piece = pieces_[p];
-      if (begin >= piece.numel) {
-        begin -= piece.numel;
-        continue;
-      }
-      const size_t here = std::min(piece.numel - begin, numel - done);
-      fn(piece.data + begin * itemsize, done, here);
+    // A coalesced operation has thousands of pieces, and is cut into many runs.
+    const auto last = pieces_.begin() + static_cast<ptrdiff_t>(end_piece(chunk));
+    auto piece = std::partition_point(pieces_.begin() + static_cast<ptrdiff_t>(first_piece_[chunk]),
+                                      last, [&](const Piece& p) { return p.end() <= begin; });
+    for (size_t done = 0; piece != last && done < numel; ++piece) {
+      const size_t skipped = begin + done - piece->begin;
+      const size_t here = std::min(piece->numel - skipped, numel - done);
+      fn(piece->data + skipped * itemsize, done, here);
       done += here;
-      begin = 0;
     }
   }
 

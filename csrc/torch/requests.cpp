@@ -273,12 +273,10 @@ Request all_gather_base_request(TensorSet* set, const Tensors& outputs, const Te
     check_tensor(outputs[i], "the output tensor", Role::kOutput);
     check_same_dtype(inputs[i], "the input tensor", inputs[0], "the first input tensor");
     check_multiple(outputs[i], "the output tensor", inputs[i], "the input tensor", world_size);
-    const auto offset = static_cast<ptrdiff_t>(inputs[i].nbytes()) * rank;
-    for (const at::Tensor& output : outputs) {
-      check_place(output, inputs[i], output.is_same(outputs[i]) ? offset : kNowhere);
-    }
   }
   check_disjoint(outputs, "output_tensors");
+  check_pairs(outputs, inputs,
+              [&](size_t i) { return static_cast<ptrdiff_t>(inputs[i].nbytes()) * rank; });
   Request request = make_request(Collective::kAllGather, inputs[0]);
   request.numel = total_numel(inputs);
   request.layout_hash ^= layout_hash(inputs);
@@ -319,12 +317,10 @@ Request reduce_scatter_base_request(TensorSet* set, const Tensors& outputs, cons
     check_reducible(outputs[i], "the output tensor");
     check_same_dtype(outputs[i], "the output tensor", outputs[0], "the first output tensor");
     check_multiple(inputs[i], "the input tensor", outputs[i], "the output tensor", world_size);
-    const auto offset = static_cast<ptrdiff_t>(outputs[i].nbytes()) * rank;
-    for (const at::Tensor& input : inputs) {
-      check_place(outputs[i], input, input.is_same(inputs[i]) ? -offset : kNowhere);
-    }
   }
   check_disjoint(outputs, "output_tensors");
+  check_pairs(outputs, inputs,
+              [&](size_t i) { return -static_cast<ptrdiff_t>(outputs[i].nbytes()) * rank; });
   Request request = make_request(Collective::kReduceScatter, outputs[0]);
   set_reduce_op(&request, op);
   request.numel = total_numel(outputs);

@@ -69,6 +69,7 @@ const char* dtype_name(const at::Tensor& tensor) {
 
 // Whether two elements lie at the same address.
 static bool overlaps_itself(const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) return false;
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
   for (int64_t d = 0; d < tensor.dim(); ++d) {
     if (tensor.size(d) == 0) return false;
@@ -120,6 +121,32 @@ void check_same_dtype(const at::Tensor& a, const char* a_name, const at::Tensor&
                    b_name, " is ", dtype_name(b), "; give both the same dtype");
 }
 
+namespace {
+
+const char* begin_of(const at::Tensor& tensor) {
+  return static_cast<const char*>(tensor.const_data_ptr());
+}
+
+const char* end_of(const at::Tensor& tensor) { return begin_of(tensor) + tensor.nbytes(); }
+
+// Contiguous tensors are intervals of addresses. Appends their indices in that order, and those of the others; empty ones
+// are left out.
+void sort_intervals(const std::vector<at::Tensor>& tensors, std::vector<size_t>* intervals,
+                    std::vector<size_t>* others) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].numel() == 0) continue;
+    (tensors[i].is_contiguous() ? intervals : others)->push_back(i);
+  }
+  const auto is_before = [&](size_t a, size_t b) {
+    return begin_of(tensors[a]) < begin_of(tensors[b]);
+  };
+  // Often they lie in order already.
+  if (!std::is_sorted(intervals->begin(), intervals->end(), is_before))
+    std::sort(intervals->begin(), intervals->end(), is_before);
+}
+
+}  // namespace
+
 void check_disjoint(const std::vector<at::Tensor>& tensors, const char* argument) {
   if (tensors.size() < 2) return;
   const auto refuse = [&](size_t a, size_t b) {
@@ -128,21 +155,12 @@ void check_disjoint(const std::vector<at::Tensor>& tensors, const char* argument
          "] share memory: outputs overlap, so that one result would overwrite the other; give each "
          "its own tensor");
   };
-  // Contiguous ones are intervals: sorted by address, neighbours tell. The few others are compared with all.
+  // Sorted intervals: neighbours tell. The few others are compared with all.
   std::vector<size_t> intervals, others;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].numel() == 0) continue;
-    (tensors[i].is_contiguous() ? intervals : others).push_back(i);
-  }
-  const auto begin = [&](size_t i) {
-    return static_cast<const char*>(tensors[i].const_data_ptr());
-  };
-  std::sort(intervals.begin(), intervals.end(),
-            [&](size_t a, size_t b) { return begin(a) < begin(b); });
+  sort_intervals(tensors, &intervals, &others);
   for (size_t i = 1; i < intervals.size(); ++i) {
-    if (begin(intervals[i - 1]) + tensors[intervals[i - 1]].nbytes() > begin(intervals[i])) {
+    if (end_of(tensors[intervals[i - 1]]) > begin_of(tensors[intervals[i]]))
       refuse(intervals[i - 1], intervals[i]);
-    }
   }
   for (size_t a : others) {
     for (size_t b = 0; b < tensors.size(); ++b) {
@@ -169,11 +187,10 @@ void check_apart(const std::vector<at::Tensor>& outputs, const std::vector<at::T
 void check_place(const at::Tensor& output, const at::Tensor& input, ptrdiff_t place) {
   if (output.numel() == 0 || input.numel() == 0) return;
   if (!output.is_contiguous() || !input.is_contiguous()) return;
-  const auto* out = static_cast<const char*>(output.const_data_ptr());
-  const auto* in = static_cast<const char*>(input.const_data_ptr());
-  if (in + input.nbytes() <= out || out + output.nbytes() <= in) return;
-  PYCOLL_CHECK_ARG(place != kNowhere && in - out == place, "an input of ", input.nbytes(),
-                   " bytes begins ", in - out, " bytes behind an output of ", output.nbytes(),
+  if (end_of(input) <= begin_of(output) || end_of(output) <= begin_of(input)) return;
+  const ptrdiff_t behind = begin_of(input) - begin_of(output);
+  PYCOLL_CHECK_ARG(place != kNowhere && behind == place, "an input of ", input.nbytes(),
+                   " bytes begins ", behind, " bytes behind an output of ", output.nbytes(),
                    " bytes and shares memory with it; in place means that a rank's own part of the "
                    "one is the other; give the output memory of its own");
 }
@@ -185,6 +202,21 @@ void check_places(const std::vector<at::Tensor>& outputs, const std::vector<at::
       check_place(output, input,
                   output.is_same(own_output) && input.is_same(own_input) ? 0 : kNowhere);
     }
+  }
+}
+
+void check_pairs(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+                 const std::function<ptrdiff_t(size_t)>& place) {
+  std::vector<size_t> intervals, others;
+  sort_intervals(outputs, &intervals, &others);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const at::Tensor& input = inputs[i];
+    if (input.numel() == 0 || !input.is_contiguous()) continue;
+    auto o = std::partition_point(intervals.begin(), intervals.end(), [&](size_t index) {
+      return end_of(outputs[index]) <= begin_of(input);
+    });
+    for (; o != intervals.end() && begin_of(outputs[*o]) < end_of(input); ++o)
+      check_place(outputs[*o], input, *o == i ? place(i) : kNowhere);
   }
 }
 

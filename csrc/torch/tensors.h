@@ -1,6 +1,7 @@
 // Tensors as plain memory: which ones can be, and what has to be copied first.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -44,6 +45,9 @@ void check_place(const at::Tensor& output, const at::Tensor& input, ptrdiff_t pl
 // The same for lists of one tensor a rank: in place means that this rank's two tensors are one.
 void check_places(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
                   const at::Tensor& own_output, const at::Tensor& own_input);
+// The same for lists of which input i belongs to output i, and may lie `place(i)` bytes behind it. The outputs are disjoint.
+void check_pairs(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+                 const std::function<ptrdiff_t(size_t)>& place);
 
 // The tensors of one operation. Those whose logical order is not their order in memory (strides, lazy conjugation or
 // negation) get a contiguous stand-in, filled before the operation reads and copied back after it has written, when it

@@ -33,6 +33,9 @@ class ShardedParameter:
         accumulated: whole gradients of passes that did not synchronise.
         used: it got a gradient since the last synchronisation.
         fresh: the reduced gradient of its part that is not yet its ``grad``.
+        row_numel: elements of a row.
+        part_numel: elements of a part with its padding; equal on all ranks.
+        local_shape: of this rank's part.
     """
 
     name: str
@@ -46,24 +49,20 @@ class ShardedParameter:
     used: bool = False
     fresh: Tensor | None = None
     row_numel: int = field(init=False)
+    part_numel: int = field(init=False)
+    local_shape: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.row_numel = math.prod(self.shape[1:])
-
-    @property
-    def part_numel(self) -> int:
-        """Elements of a part with its padding; equal on all ranks."""
-        return chunk_rows(self.shape[0], self.sharding.size) * self.row_numel
-
-    @property
-    def local_shape(self) -> tuple[int, ...]:
-        """Of this rank's part."""
+        self.part_numel = chunk_rows(self.shape[0], self.sharding.size) * self.row_numel
         begin, end = rows_of(self.shape[0], self.sharding.size, self.sharding.rank)
-        return (end - begin, *self.shape[1:])
+        self.local_shape = (end - begin, *self.shape[1:])
 
     def as_part(self, padded: Tensor) -> Tensor:
         """`padded`, (part_numel,), without its padding and in shape."""
-        return padded[: math.prod(self.local_shape)].view(self.local_shape)
+        numel = math.prod(self.local_shape)
+        exact = padded if numel == padded.numel() else padded[:numel]
+        return exact.view(self.local_shape)
 
     def as_dtensor(self, part: Tensor) -> DTensor:
         """This rank's part of a tensor that is laid out as the parameter, and of its dtype."""

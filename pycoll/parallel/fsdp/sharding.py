@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -66,12 +67,12 @@ class Sharding:
                 backend_of(each)
         return cls(mesh, group, replicas)
 
-    @property
+    @cached_property
     def rank(self) -> int:
         """Of this process in `group`."""
         return dist.get_rank(self.group)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Ranks that divide a parameter."""
         return dist.get_world_size(self.group)
@@ -134,8 +135,4 @@ def rows_of(rows: int, size: int, rank: int) -> tuple[int, int]:
 
 def consecutive(flat: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
     """Parts of `flat`, (sum of lengths,), one after the other."""
-    parts, begin = [], 0
-    for length in lengths:
-        parts.append(flat[begin : begin + length])
-        begin += length
-    return parts
+    return list(flat.split_with_sizes(list(lengths)))
