@@ -1,4 +1,4 @@
-"""Sharded models: checkpoints, memory, what travels, failures, torch.compile, the one-call front."""
+"""Sharded models: checkpoints, memory, what travels, failures, torch.compile."""
 
 from __future__ import annotations
 
@@ -20,13 +20,10 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import pycoll
-from pycoll.parallel.fsdp.schedule import state_of
 from pycoll.testing import RankPool, run_ranks
 
 pytestmark = pytest.mark.slow
@@ -373,62 +370,6 @@ def compiled() -> None:
 
 def test_compiled_units(pool: Pools) -> None:
     pool(2).run(compiled)
-
-
-def wraps_in_one_call(policy: Any, strategy: Any, units: int) -> None:
-    rank, n = dist.get_rank(), dist.get_world_size()
-    mesh = init_device_mesh("cpu", (2, n // 2)) if "HYBRID" in str(strategy) else None
-    plain = sharded_network()
-    model = pycoll.FullyShardedDataParallel(
-        Network(),
-        sharding_strategy=strategy,
-        auto_wrap_policy=policy,
-        device_mesh=mesh,
-        sync_module_states=True,
-        forward_prefetch=True,
-    )
-    assert sum(state_of(m) is not None for m in model.modules()) == units
-    assert list(model.state_dict()) == list(plain.state_dict())
-    with model.no_sync():
-        loss_of(model(rows(1, rank))).backward()
-        assert all(p.grad is None for p in model.parameters())
-    loss_of(model(rows(2, rank))).backward()
-    plain.set_requires_gradient_sync(False)
-    loss_of(plain(rows(1, rank))).backward()
-    plain.set_requires_gradient_sync(True)
-    loss_of(plain(rows(2, rank))).backward()
-    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.allclose(p.grad.full_tensor(), q.grad.full_tensor(), atol=1e-6)
-    assert model.clip_grad_norm_(1.0).item() == pytest.approx(
-        pycoll.clip_grad_norm_(plain.parameters(), 1.0).item(), rel=1e-5
-    )
-    with pycoll.FullyShardedDataParallel.summon_full_params(model):
-        assert model.module.first.weight.shape == (WIDTH, WIDTH)
-        assert type(model.module.first.weight) is nn.Parameter
-    assert isinstance(model.module.first.weight, DTensor)
-
-
-def test_the_front(pool: Pools) -> None:
-    pool(2).run(wraps_in_one_call, {Block}, None, 4)
-    pool(2).run(
-        wraps_in_one_call, ModuleWrapPolicy({Block}), pycoll.ShardingStrategy.SHARD_GRAD_OP, 4
-    )
-    pool(2).run(wraps_in_one_call, None, "FULL_SHARD", 1)
-    pool(4).run(wraps_in_one_call, {Block}, "HYBRID_SHARD", 4)
-
-
-def wrong_fronts() -> None:
-    for how, words in (
-        ({"sharding_strategy": "NO_SHARD"}, "use DistributedDataParallel"),
-        ({"sharding_strategy": "SOME"}, "sharding_strategy is 'SOME'; give one of FULL_SHARD"),
-        ({"sharding_strategy": "HYBRID_SHARD"}, "needs a device_mesh"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            pycoll.FullyShardedDataParallel(Block(), **how)
-
-
-def test_wrong_arguments_of_the_front(pool: Pools) -> None:
-    pool(1).run(wrong_fronts)
 
 
 # --- ways to run a model ---------------------------------------------------------------------------

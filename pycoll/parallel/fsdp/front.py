@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import BackwardPrefetch
 
 from pycoll.parallel.fsdp.clipping import clip_grad_norm_
 from pycoll.parallel.fsdp.module import FSDPModule, fully_shard
-from pycoll.parallel.fsdp.policies import MixedPrecisionPolicy, OffloadPolicy, WirePolicy
+from pycoll.parallel.fsdp.policies import WirePolicy, as_mixed_precision
 from pycoll.parallel.fsdp.schedule import state_of
 
 
@@ -33,17 +35,26 @@ _HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 class FullyShardedDataParallel(nn.Module):
     """Shards a model: the modules that a policy picks, and what is left. `module` is the model, sharded in place.
 
+    Arguments are in the order of torch's class, and its policies and enumerations will do.
+
     Args:
         module: see `fully_shard`.
         process_group: of pycoll's backend; None: the default group. For hybrid sharding give `device_mesh`.
         sharding_strategy: a `ShardingStrategy`, torch's, or the name of one; None: FULL_SHARD.
+        cpu_offload: see `OffloadPolicy`.
         auto_wrap_policy: ``policy(module=m, recurse=False, nonwrapped_numel=n)`` says whether `m` becomes a unit, as
             torch's policies do (``ModuleWrapPolicy``, ``size_based_auto_wrap_policy``); or the set of classes that do.
-        mixed_precision: a `MixedPrecisionPolicy`.
-        cpu_offload: an `OffloadPolicy`.
+        backward_prefetch: None: a unit is gathered when its backward begins; any other: while the one before computes.
+        mixed_precision: see `MixedPrecisionPolicy`.
         ignored_modules: whose parameters are left alone.
+        param_init_fn: called with each module that has parameters or buffers on the meta device, to give them memory
+            and values, before anything is divided.
+        device_id: a CPU; None.
         sync_module_states: parameters and buffers become those of rank 0.
         forward_prefetch: gather the next unit while one computes. The order is that of ``modules()``.
+        limit_all_gathers: has no effect: two units are gathered at most at a time anyway.
+        use_orig_params: True; optimizers and checkpoints always see each parameter under its own name.
+        ignored_states: parameters or modules that are left alone.
         device_mesh: one-dimensional, or (replicate, shard).
         wire_policy: see `WirePolicy`.
 
@@ -56,35 +67,52 @@ class FullyShardedDataParallel(nn.Module):
         module: nn.Module,
         process_group: dist.ProcessGroup | None = None,
         sharding_strategy: Any = None,
+        cpu_offload: Any = None,
         auto_wrap_policy: Any = None,
-        mixed_precision: MixedPrecisionPolicy | None = None,
-        cpu_offload: OffloadPolicy | None = None,
+        backward_prefetch: Any = BackwardPrefetch.BACKWARD_PRE,
+        mixed_precision: Any = None,
         ignored_modules: Iterable[nn.Module] | None = None,
+        param_init_fn: Callable[[nn.Module], None] | None = None,
+        device_id: Any = None,
         sync_module_states: bool = False,
         forward_prefetch: bool = False,
+        limit_all_gathers: bool = True,
+        use_orig_params: bool = True,
+        ignored_states: Iterable[nn.Parameter] | Iterable[nn.Module] | None = None,
         device_mesh: DeviceMesh | None = None,
+        *,
         wire_policy: WirePolicy | None = None,
     ) -> None:
         super().__init__()
         name = getattr(sharding_strategy, "name", sharding_strategy or "FULL_SHARD")
         mesh = _mesh_of(name, process_group, device_mesh)
-        ignored = {p for m in ignored_modules or () for p in m.parameters()}
+        _check_device(device_id)
+        if not use_orig_params:
+            raise ValueError(
+                "use_orig_params is False, but parameters are not flattened here; leave it at True"
+            )
+        left_alone, ignored = _ignored(ignored_modules, ignored_states)
+        if param_init_fn is not None:
+            _initialise(module, param_init_fn)
         how: dict[str, Any] = {
             "mesh": mesh,
             "reshard_after_forward": name in ("FULL_SHARD", "HYBRID_SHARD"),
-            "mp_policy": mixed_precision,
+            "mp_policy": as_mixed_precision("mixed_precision", mixed_precision),
             "offload_policy": cpu_offload,
             "wire_policy": wire_policy,
             "ignored_params": ignored,
             "sync_module_states": sync_module_states,
         }
-        units = _chosen(module, auto_wrap_policy, set(ignored_modules or ()))
+        units = _chosen(module, auto_wrap_policy, left_alone)
         for unit in units:
             fully_shard(unit, **how)
         self.module = fully_shard(module, **how)
         if forward_prefetch:
             for one, following in zip(reversed(units), list(reversed(units))[1:], strict=False):
                 cast(FSDPModule, one).set_modules_to_forward_prefetch([cast(FSDPModule, following)])
+        if backward_prefetch is None:
+            for each in (*units, module):
+                cast(FSDPModule, each).set_modules_to_backward_prefetch([])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward."""
@@ -133,6 +161,39 @@ class FullyShardedDataParallel(nn.Module):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Into the module, under its own names."""
         return self.module.load_state_dict(*args, **kwargs)
+
+
+def _check_device(device_id: Any) -> None:
+    is_cpu = isinstance(device_id, (str, torch.device)) and torch.device(device_id).type == "cpu"
+    if device_id is not None and not is_cpu:
+        raise ValueError(
+            f"device_id is {device_id}; this build moves CPU tensors only: leave it out, or pass torch.device('cpu')"
+        )
+
+
+def _ignored(
+    modules: Iterable[nn.Module] | None, states: Iterable[nn.Parameter] | Iterable[nn.Module] | None
+) -> tuple[set[nn.Module], set[nn.Parameter]]:
+    """Modules, and all parameters, that are left alone."""
+    chosen = set(modules or ())
+    parameters: set[nn.Parameter] = set()
+    for state in states or ():
+        if isinstance(state, nn.Module):
+            chosen.add(state)
+        elif isinstance(state, nn.Parameter):
+            parameters.add(state)
+        else:
+            raise TypeError(
+                f"ignored_states has a {type(state).__name__}; give parameters or modules"
+            )
+    return chosen, parameters.union(p for m in chosen for p in m.parameters())
+
+
+def _initialise(module: nn.Module, initialise: Callable[[nn.Module], None]) -> None:
+    for each in module.modules():
+        own = (*each.parameters(recurse=False), *each.buffers(recurse=False))
+        if any(tensor.is_meta for tensor in own):
+            initialise(each)
 
 
 def _mesh_of(

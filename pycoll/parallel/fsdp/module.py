@@ -15,7 +15,13 @@ from pycoll.parallel.fsdp.parameter import (
     ShardedParameter,
     contiguous_strides,
 )
-from pycoll.parallel.fsdp.policies import MixedPrecisionPolicy, OffloadPolicy, WirePolicy
+from pycoll.parallel.fsdp.policies import (
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    WirePolicy,
+    as_mixed_precision,
+    check_offload,
+)
 from pycoll.parallel.fsdp.schedule import UnitState, attach, state_of
 from pycoll.parallel.fsdp.sharding import Sharding, rows_of, smaller_group
 from pycoll.parallel.fsdp.unit import Unit
@@ -162,8 +168,8 @@ def fully_shard(
         mesh: one-dimensional, or (replicate, shard): hybrid sharding. None: all ranks of the default group.
         reshard_after_forward: True: ZeRO-3; False: whole parameters stay until after backward, ZeRO-2; a number
             k that divides the ranks: each of k neighbours keeps a k-th. None: True, and False for the root.
-        mp_policy: dtypes; None: the parameters' own.
-        offload_policy: where parts lie; see `CPUOffloadPolicy`.
+        mp_policy: dtypes, as pycoll's or torch's class says them; None: the parameters' own.
+        offload_policy: where parts lie; see `CPUOffloadPolicy`. torch's will do, too.
         wire_policy: 8-bit or 16-bit gathers and reductions; None: as `mp_policy` says.
         ignored_params: left alone.
         sync_module_states: the module's own parameters and buffers (not those of units inside) become those of
@@ -177,7 +183,9 @@ def fully_shard(
             dims, or is on another device; or `mesh` or `reshard_after_forward` does not fit.
         TypeError: an argument is of a wrong type.
     """
-    _check_arguments(module, reshard_after_forward, mp_policy, offload_policy, wire_policy)
+    _check_arguments(module, reshard_after_forward, wire_policy)
+    precision = as_mixed_precision("mp_policy", mp_policy)
+    check_offload("offload_policy", offload_policy)
     sharding = Sharding.of(mesh)
     kept_by = None
     if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
@@ -191,7 +199,7 @@ def fully_shard(
         _synchronise(module, [p for p, _ in owned], sharding)
         owned = _owned(module, ignored)
     parameters = [_shard(places, p, sharding) for p, places in owned]
-    precision, wire = mp_policy or MixedPrecisionPolicy(), wire_policy or WirePolicy()
+    wire = wire_policy or WirePolicy()
     name = f"{type(module).__name__}#{sharding.next_number()}"
     unit = Unit(name, parameters, sharding, precision, wire, kept_by)
     attach(module, UnitState(module, unit, reshard_after_forward))
@@ -199,9 +207,7 @@ def fully_shard(
     return module
 
 
-def _check_arguments(
-    module: Any, reshard_after_forward: Any, mp_policy: Any, offload_policy: Any, wire_policy: Any
-) -> None:
+def _check_arguments(module: Any, reshard_after_forward: Any, wire_policy: Any) -> None:
     if not isinstance(module, nn.Module):
         raise TypeError(f"module is a {type(module).__name__}; pass a torch.nn.Module")
     name = type(module).__name__
@@ -214,15 +220,8 @@ def _check_arguments(
             f"reshard_after_forward is a {type(reshard_after_forward).__name__}; pass True, False, a number of "
             "ranks or None"
         )
-    for argument, value, kind in (
-        ("mp_policy", mp_policy, MixedPrecisionPolicy),
-        ("offload_policy", offload_policy, OffloadPolicy),
-        ("wire_policy", wire_policy, WirePolicy),
-    ):
-        if value is not None and not isinstance(value, kind):
-            raise TypeError(
-                f"{argument} is a {type(value).__name__}; pass a pycoll.{kind.__name__}"
-            )
+    if wire_policy is not None and not isinstance(wire_policy, WirePolicy):
+        raise TypeError(f"wire_policy is a {type(wire_policy).__name__}; pass a pycoll.WirePolicy")
 
 
 def _keepers(sharding: Sharding, count: int) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.distributed import fsdp as torch_fsdp
 
 
 def _check_floating(owner: str, name: str, dtype: torch.dtype | None) -> None:
@@ -42,6 +44,33 @@ class MixedPrecisionPolicy:
             _check_floating("MixedPrecisionPolicy", name, getattr(self, name))
 
 
+def as_mixed_precision(name: str, policy: Any) -> MixedPrecisionPolicy:
+    """torch's policies say the same; `name` is the argument's.
+
+    Raises:
+        TypeError: it is no policy.
+        ValueError: it asks for something that a `MixedPrecisionPolicy` cannot say.
+    """
+    if policy is None:
+        return MixedPrecisionPolicy()
+    if isinstance(policy, MixedPrecisionPolicy):
+        return policy
+    if isinstance(policy, torch_fsdp.MixedPrecisionPolicy):
+        return MixedPrecisionPolicy(
+            policy.param_dtype, policy.reduce_dtype, policy.output_dtype, policy.cast_forward_inputs
+        )
+    if not isinstance(policy, torch_fsdp.MixedPrecision):
+        raise TypeError(f"{name} is a {type(policy).__name__}; pass a pycoll.MixedPrecisionPolicy")
+    for field, value in (("buffer_dtype", None), ("keep_low_precision_grads", False)):
+        if getattr(policy, field) != value:
+            raise ValueError(
+                f"{name}.{field} is {getattr(policy, field)}; pycoll leaves buffers as they are and keeps gradients "
+                f"in the parameters' dtype: set it to {value}, and cast buffers with Module.to"
+            )
+    casts = policy.cast_forward_inputs or policy.cast_root_forward_inputs
+    return MixedPrecisionPolicy(policy.param_dtype, policy.reduce_dtype, None, casts)
+
+
 @dataclass(frozen=True)
 class OffloadPolicy:
     """Parts stay on the device that computes."""
@@ -57,6 +86,17 @@ class CPUOffloadPolicy(OffloadPolicy):
     """
 
     pin_memory: bool = True
+
+
+def check_offload(name: str, policy: Any) -> None:
+    """Where the CPU computes there is nothing to do, whatever the policy says.
+
+    Raises:
+        TypeError: it is none of pycoll's or torch's policies.
+    """
+    known = (OffloadPolicy, torch_fsdp.OffloadPolicy, torch_fsdp.CPUOffload)
+    if policy is not None and not isinstance(policy, known):
+        raise TypeError(f"{name} is a {type(policy).__name__}; pass a pycoll.OffloadPolicy")
 
 
 _WIRE_DTYPES = (
