@@ -42,7 +42,7 @@ test-quick: build $(VENV)/.dev ## tests that are not slow, under 3 minutes
 	$(TEST) -m "not slow and not full and not soak" $(ARGS)
 
 test-full: build $(VENV)/.dev ## the suite with the full matrix
-	PYCOLL_TEST_FULL=1 $(TEST) -m "not soak" $(ARGS)
+	PYCOLL_TEST_FULL=1 $(TEST) -m "not soak" -o faulthandler_timeout=3600 $(ARGS)
 
 soak: build $(VENV)/.dev ## random jobs with deaths for 20 minutes (PYCOLL_SOAK_MINUTES=…)
 	$(TEST) -m soak -s -o faulthandler_timeout=0 $(ARGS)

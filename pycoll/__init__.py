@@ -37,7 +37,11 @@ if TYPE_CHECKING:
     from pycoll.parallel.fsdp.clipping import clip_grad_norm_
     from pycoll.parallel.fsdp.front import FullyShardedDataParallel, ShardingStrategy
     from pycoll.parallel.fsdp.memory import memory_report
-    from pycoll.parallel.fsdp.module import FSDPModule, fully_shard
+    from pycoll.parallel.fsdp.module import (
+        FSDPModule,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
     from pycoll.parallel.fsdp.policies import (
         CPUOffloadPolicy,
         MixedPrecisionPolicy,
@@ -95,6 +99,7 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
+    "register_fsdp_forward_method",
     "release_cached_shared_memory",
     "scatter",
     "shared_allocator",
@@ -126,6 +131,7 @@ _HOME = {
     "load_full_state_dict": "pycoll.parallel.fsdp.state",
     "memory_report": "pycoll.parallel.fsdp.memory",
     "fully_shard": "pycoll.parallel.fsdp.module",
+    "register_fsdp_forward_method": "pycoll.parallel.fsdp.module",
     "tag": "pycoll.tags",
     "dead_ranks": "pycoll.groups",
     "shrink": "pycoll.groups",

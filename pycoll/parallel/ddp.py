@@ -19,7 +19,12 @@ from pycoll.bucket import bucket_caps
 from pycoll.parallel.arguments import check_devices, delayed_names, group_of
 from pycoll.parallel.join import DDPJoinHook, any_rank_synchronises, highest_rank_with
 from pycoll.parallel.mixed_precision import ParameterCasts, Precision, cast_buffers
-from pycoll.parallel.model import sparse_parameters, step_in_backward, tensors_in
+from pycoll.parallel.model import (
+    refuse_sharded,
+    sparse_parameters,
+    step_in_backward,
+    tensors_in,
+)
 from pycoll.parallel.reducer import Reducer
 from pycoll.parallel.reduction import Settings
 from pycoll.parallel.state import broadcast_buffers as send_buffers
@@ -114,6 +119,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         nn.Module.__init__(self)
         Joinable.__init__(self)
         self.process_group = group_of(process_group, device_mesh)
+        refuse_sharded(module)
         self.module = module
         self.dim = dim
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -30,6 +31,20 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         for each in vars(value).values():
             if isinstance(each, (Tensor, list, tuple, Mapping)):
                 yield from tensors_in(each)
+
+
+def refuse_sharded(module: nn.Module) -> None:
+    """
+    Raises:
+        ValueError: a parameter is a DTensor.
+    """
+    for name, p in module.named_parameters():
+        if isinstance(p, DTensor):
+            raise ValueError(
+                f"parameter {name!r} is a DTensor with {p.placements}, and DistributedDataParallel wants whole "
+                "parameters on every rank; to replicate a sharded model call fully_shard with a mesh of "
+                "(replicate, shard)"
+            )
 
 
 def step_in_backward(bucket: Any) -> None:

@@ -107,6 +107,8 @@ class FullyShardedDataParallel(nn.Module):
         for unit in units:
             fully_shard(unit, **how)
         self.module = fully_shard(module, **how)
+        # State dicts have the module's own names, also where the front is inside of another module.
+        self.register_load_state_dict_pre_hook(_add_prefix)
         if forward_prefetch:
             for one, following in zip(reversed(units), list(reversed(units))[1:], strict=False):
                 cast(FSDPModule, one).set_modules_to_forward_prefetch([cast(FSDPModule, following)])
@@ -154,13 +156,35 @@ class FullyShardedDataParallel(nn.Module):
             for state in states:
                 state.unit.reshard()
 
+    def __getattr__(self, name: str) -> Any:
+        """What the front does not have, the module may have."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(self.module, name)
+
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """That of the module, under its own names: parts, as DTensors. Not collective; see `full_state_dict`."""
         return self.module.state_dict(*args, **kwargs)
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Into the module, under its own names."""
-        return self.module.load_state_dict(*args, **kwargs)
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those of the module, under its own names."""
+        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Those of the module, under its own names."""
+        return self.module.named_buffers(prefix, recurse, remove_duplicate)
+
+
+def _add_prefix(front: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name in [name for name in state_dict if name.startswith(prefix)]:
+        state_dict[f"{prefix}module.{name.removeprefix(prefix)}"] = state_dict.pop(name)
 
 
 def _check_device(device_id: Any) -> None:
@@ -223,26 +247,28 @@ def _chosen(root: nn.Module, policy: Any, ignored: Collection[nn.Module]) -> lis
     if policy is None:
         return []
     units: list[nn.Module] = []
-    _walk(root, _picker(root, policy, ignored), set(ignored), units, is_root=True)
+    _walk(root, _asked(root, policy, ignored), set(ignored), units, is_root=True)
     return units
 
 
-def _picker(
-    root: nn.Module, policy: Any, ignored: Collection[nn.Module]
-) -> Callable[[nn.Module, int], bool]:
-    """Whether a module with so many elements, that are in no unit yet, becomes one."""
+# Asked with recurse=True: whether to look inside of a module; with False: whether it becomes a unit. The number is that
+# of elements that are in no unit yet.
+Policy = Callable[[nn.Module, bool, int], bool]
+
+
+def _asked(root: nn.Module, policy: Any, ignored: Collection[nn.Module]) -> Policy:
     if isinstance(policy, (set, frozenset, tuple, list)):
         classes = tuple(policy)
-        return lambda m, numel: isinstance(m, classes)
+        return lambda m, recurse, numel: recurse or isinstance(m, classes)
     if hasattr(policy, "_run_policy"):
         picked = policy._run_policy(root, set(ignored), {})
-        return lambda m, numel: m in picked
-    return lambda m, numel: bool(policy(module=m, recurse=False, nonwrapped_numel=numel))
+        return lambda m, recurse, numel: recurse or m in picked
+    return lambda m, recurse, numel: bool(policy(module=m, recurse=recurse, nonwrapped_numel=numel))
 
 
 def _walk(
     module: nn.Module,
-    picks: Callable[[nn.Module, int], bool],
+    asked: Policy,
     seen: set[nn.Module],
     units: list[nn.Module],
     is_root: bool = False,
@@ -251,11 +277,13 @@ def _walk(
     if module in seen:
         return 0
     seen.add(module)
-    numel = sum(p.numel() for p in module.parameters(recurse=False))
-    for child in module.children():
-        numel += _walk(child, picks, seen, units)
+    numel = sum(p.numel() for p in module.parameters())
+    if asked(module, True, numel):
+        numel = sum(p.numel() for p in module.parameters(recurse=False))
+        for child in module.children():
+            numel += _walk(child, asked, seen, units)
     has_forward = not isinstance(module, (nn.ModuleList, nn.ModuleDict))
-    if not is_root and has_forward and picks(module, numel):
+    if not is_root and has_forward and asked(module, False, numel):
         units.append(module)
         return 0
     return numel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import wraps
 from typing import Any, cast
 
 import torch
@@ -40,7 +41,7 @@ class UnshardHandle:
 
 
 class FSDPModule:
-    """What a module is in addition once it has gone through `fully_shard`; methods as torch's ``FSDPModule``."""
+    """What a module is in addition once it has gone through `fully_shard`; methods are named as torch's."""
 
     def _state(self) -> UnitState:
         state = state_of(cast(nn.Module, self))
@@ -116,6 +117,10 @@ class FSDPModule:
         if not factor > 0:
             raise ValueError(f"the factor must be positive, got {factor}")
         self._state().unit.divide_factor = float(factor)
+
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """torch's earlier name of `set_gradient_divide_factor`."""
+        self.set_gradient_divide_factor(factor)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         for state in self._states(recurse=True):
@@ -207,6 +212,30 @@ def fully_shard(
     return module
 
 
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """Lets a method run as the module's forward does: with whole parameters, and seen by backward passes.
+
+    Only a call of the module itself finds them otherwise. As torch's function; a module that is not sharded stays as
+    it is.
+
+    Raises:
+        AttributeError: the module has no such method.
+    """
+    state, method = state_of(module), getattr(module, method_name)
+    if state is None:
+        return
+
+    @wraps(method)
+    def as_forward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            args, kwargs = state.before_forward(module, args, kwargs)
+            return state.after_forward(module, args, method(*args, **kwargs))
+        finally:
+            state.leave_forward()
+
+    setattr(module, method_name, as_forward)
+
+
 def _check_arguments(module: Any, reshard_after_forward: Any, wire_policy: Any) -> None:
     if not isinstance(module, nn.Module):
         raise TypeError(f"module is a {type(module).__name__}; pass a torch.nn.Module")
@@ -268,7 +297,8 @@ def _check(owned: Sequence[tuple[nn.Parameter, Places]]) -> None:
             )
         if isinstance(p, DTensor):
             raise ValueError(
-                f"parameter {name!r} is a DTensor already, with {p.placements}; fully_shard takes plain parameters"
+                f"parameter {name!r} is a DTensor already, with {p.placements}; fully_shard takes plain parameters: "
+                "shard inner modules before the module around them"
             )
         if p.dim() == 0:
             raise ValueError(

@@ -169,6 +169,8 @@ class UnitState:
         self.postponed = False
         self.reduced = False
         self.gathered_by_hook = False
+        self.depth = 0  # forwards of the module that run now, one in another
+        self._watching: list[Any] = []
 
     def gather(self) -> None:
         """Issues the unit's gather, unless that has happened."""
@@ -177,6 +179,7 @@ class UnitState:
 
     def release(self) -> None:
         """After backward."""
+        self.stop_watching()
         assert self.iteration is not None
         if self.reshards_after_backward and not self.iteration.keeps_whole:
             self.unit.reshard()
@@ -207,6 +210,9 @@ class UnitState:
 
     @_disable_dynamo
     def before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        self.depth += 1
+        if self.depth > 1:  # the module calls itself
+            return args, kwargs
         iteration = self.find_iteration()
         if self.is_root and not iteration.in_backward:
             iteration.begin_forward()
@@ -238,6 +244,8 @@ class UnitState:
 
     @_disable_dynamo
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
+        if self.depth > 1:
+            return output
         policy = self.unit.policy
         if policy.output_dtype is not None:
             output = _cast(output, policy.output_dtype)
@@ -252,10 +260,29 @@ class UnitState:
             hook = partial(self._before_backward, record, position)
             for tensor in outputs:
                 tensor.register_hook(hook)
-        # Without a backward pass to come, nobody would release what is kept.
-        if not self.in_backward and (self.reshards_after_forward or not outputs):
+        if torch.is_grad_enabled() and not outputs and self.needs_reduction():
+            # Its result may have gone another way, which shows when a parameter gets a gradient.
+            self._watch_parameters(iteration)
+        elif not self.in_backward and (self.reshards_after_forward or not outputs):
+            # Without a backward pass to come, nobody would release what is kept.
             self.unit.reshard(after_forward=bool(outputs))
         return output
+
+    def leave_forward(self) -> None:
+        """Called also if the forward has failed."""
+        self.depth = max(0, self.depth - 1)
+
+    def _watch_parameters(self, iteration: Iteration) -> None:
+        self.stop_watching()
+        for p in self.unit.parameters:
+            if p.whole is not None and p.whole.requires_grad:
+                hook = p.whole.register_hook(lambda _: iteration.begin_backward())
+                self._watching.append(hook)
+
+    def stop_watching(self) -> None:
+        for hook in self._watching:
+            hook.remove()
+        self._watching.clear()
 
     # --- backward ----------------------------------------------------------------------------------
 
@@ -328,6 +355,7 @@ def attach(module: nn.Module, state: UnitState) -> None:
     module.__dict__[_STATE] = state
     module.register_forward_pre_hook(state.before_forward, prepend=True, with_kwargs=True)
     module.register_forward_hook(state.after_forward)
+    module.register_forward_hook(lambda m, a, o: state.leave_forward(), always_call=True)
     # Whoever asks for a state dict means parts.
     module.register_state_dict_pre_hook(lambda m, prefix, keep_vars: state.unit.reshard())
     module.register_load_state_dict_pre_hook(lambda m, *_: state.unit.reshard())

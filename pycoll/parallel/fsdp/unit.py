@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 from pycoll import collectives
 from pycoll.bucket import allocate_bucket
-from pycoll.parallel.fsdp.parameter import ShardedParameter, contiguous_strides, local_of
+from pycoll.parallel.fsdp.parameter import (
+    ShardedParameter,
+    contiguous_strides,
+    local_of,
+    with_storage,
+)
 from pycoll.parallel.fsdp.policies import MixedPrecisionPolicy, WirePolicy
 from pycoll.parallel.fsdp.sharding import Group, Sharding, consecutive
 from pycoll.tags import tag
@@ -88,7 +93,7 @@ def make_dtype_group(
     group = DtypeGroup(list(parameters), dtype, whole_dtype, reduce_dtype, local, buffer)
     begin, size = 0, first.sharding.size
     for p, padded in zip(parameters, consecutive(local, group.part_numels), strict=True):
-        _move_part(p, p.as_part(padded))
+        _move_part(p, p.as_part(with_storage(padded)))
         storage = buffer.untyped_storage()
         region = torch.empty(0, dtype=whole_dtype)
         whole = torch.empty(0, dtype=whole_dtype)
@@ -150,7 +155,8 @@ class Unit:
         self.is_whole = False
         self._gathering: list[Any] | None = None
         self._kept: list[list[Tensor]] | None = None  # slices of regions, a dtype group each
-        self._partial: list[Tensor] | None = None  # summed within the sharding group only
+        # Summed within the sharding group only.
+        self._partial: list[tuple[Tensor, list[ShardedParameter]]] | None = None
         self.reducing: Reduction | None = None
         self.groups: list[DtypeGroup] = []
         self.build()
@@ -162,7 +168,9 @@ class Unit:
         by_dtype: dict[torch.dtype, list[ShardedParameter]] = {}
         for p in self.parameters:
             by_dtype.setdefault(local_of(p.sharded).dtype, []).append(p)
-        self.groups = [make_dtype_group(members, self.policy) for members in by_dtype.values()]
+        # They outlive a forward in inference mode, and are to be trained after it.
+        with torch.inference_mode(False):
+            self.groups = [make_dtype_group(members, self.policy) for members in by_dtype.values()]
 
     def take_over(self) -> None:
         """Parts may have been replaced since: by ``to_empty``, by another dtype, by loading with ``assign``.
@@ -170,6 +178,8 @@ class Unit:
         Raises:
             RuntimeError: a parameter is something else now, or has no memory yet.
         """
+        if self.is_whole or self._gathering is not None:
+            return  # unsharded by hand: the module does not hold its parts now
         changed = any(group.local.is_meta for group in self.groups)
         for group in self.groups:
             begin = group.local.data_ptr()
@@ -311,10 +321,11 @@ class Unit:
         return any(p.whole is not None and p.whole.grad is not None for p in self.parameters)
 
     def drop_gradients(self) -> None:
-        """Those that are not yet ``grad`` of a part, but for what earlier passes have accumulated."""
+        """All that are not yet ``grad`` of a part."""
+        self._partial = None
         for p in self.parameters:
-            p.fresh = None
-            p.used = p.accumulated is not None
+            p.fresh = p.accumulated = None
+            p.used = False
             if p.whole is not None:
                 p.whole.grad = None
 
@@ -391,9 +402,9 @@ class Unit:
             for work in reduction.works:
                 work.wait()
             reduction.inputs.clear()
-            flats = [output for _, output, _ in reduction.outputs]
+            sums = [(output, members) for _, output, members in reduction.outputs]
             if self.sharding.replicas is not None and not self._reduce_over_replicas(
-                flats, over_replicas
+                sums, over_replicas
             ):
                 return
         except Exception as error:
@@ -410,15 +421,23 @@ class Unit:
                 part = p.as_part(padded)
                 p.fresh = part if p.fresh is None else p.fresh.add_(part)
 
-    def _reduce_over_replicas(self, flats: list[Tensor], now: bool) -> bool:
-        if self._partial is not None:
-            for flat, earlier in zip(flats, self._partial, strict=True):
-                flat.add_(earlier)
-            self._partial = None
+    def _reduce_over_replicas(
+        self, sums: list[tuple[Tensor, list[ShardedParameter]]], now: bool
+    ) -> bool:
+        earlier, self._partial = self._partial, None
+        if earlier is not None:
+            before, after = ([p.name for _, ps in each for p in ps] for each in (earlier, sums))
+            if before != after:
+                raise ValueError(
+                    f"passes with set_requires_all_reduce(False) reduced {before}, this one {after}; freeze and "
+                    "unfreeze parameters only after a pass that reduces over replicas"
+                )
+            for (flat, _), (sum_before, _) in zip(sums, earlier, strict=True):
+                flat.add_(sum_before)
         if not now:
-            self._partial = flats
+            self._partial = sums
             return False
         with tag(f"FSDP {self.name}: reduce over replicas"):
-            for flat in flats:
+            for flat, _ in sums:
                 collectives.all_reduce(flat, "sum", self.sharding.replicas)
         return True
