@@ -20,10 +20,10 @@ from pycoll.parallel.arguments import check_devices, delayed_names, group_of
 from pycoll.parallel.join import DDPJoinHook, any_rank_synchronises, highest_rank_with
 from pycoll.parallel.mixed_precision import ParameterCasts, Precision, cast_buffers
 from pycoll.parallel.model import (
-    refuse_sharded,
     sparse_parameters,
     step_in_backward,
     tensors_in,
+    without_shards,
 )
 from pycoll.parallel.reducer import Reducer
 from pycoll.parallel.reduction import Settings
@@ -119,8 +119,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         nn.Module.__init__(self)
         Joinable.__init__(self)
         self.process_group = group_of(process_group, device_mesh)
-        refuse_sharded(module)
-        self.module = module
+        self.module = without_shards(module)
         self.dim = dim
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         wanted = True if broadcast_buffers is None else broadcast_buffers

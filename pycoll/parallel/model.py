@@ -33,8 +33,9 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
                 yield from tensors_in(each)
 
 
-def refuse_sharded(module: nn.Module) -> None:
-    """
+def without_shards(module: nn.Module) -> nn.Module:
+    """The module itself.
+
     Raises:
         ValueError: a parameter is a DTensor.
     """
@@ -45,6 +46,7 @@ def refuse_sharded(module: nn.Module) -> None:
                 "parameters on every rank; to replicate a sharded model call fully_shard with a mesh of "
                 "(replicate, shard)"
             )
+    return module
 
 
 def step_in_backward(bucket: Any) -> None:
