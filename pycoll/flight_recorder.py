@@ -138,6 +138,7 @@ def _entry(
         "timeout_ms": event["timeout_ms"],
         "frames": [],
         "algorithm": event["algorithm"],
+        "memory_path": event["memory_path"],
         "failed": event["failed"],
     }
 

@@ -144,6 +144,36 @@ def test_hidden_results(pool: Pools) -> None:
     pool(2).run(hides_results, True)
 
 
+class Chooses(nn.Module):
+    """Rank 0 uses a layer more than the others; nobody uses the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = three_layers()
+
+    def forward(self, x: Tensor, rank: int) -> Tensor:
+        x = self.layers[0](x)
+        return self.layers[1](x) if rank == 0 else x
+
+
+def chooses_layers() -> None:
+    n, rank = dist.get_world_size(), dist.get_rank()
+    alone, model = Chooses(), sharded(Chooses())
+    for number in range(2):  # the second time gradients are added
+        loss_of(model(rows(number, rank), rank)).backward()
+        for each in range(n):
+            loss_of(alone(rows(number, each), each)).backward()
+        for layer, right in zip(model.layers[:2], alone.layers, strict=False):
+            grad = layer.weight.grad.full_tensor() * n
+            assert torch.allclose(grad, right.weight.grad, rtol=1e-4, atol=1e-5)
+        assert model.layers[2].weight.grad is None
+
+
+def test_layers_that_some_ranks_use(pool: Pools) -> None:
+    pool(2).run(chooses_layers)
+    pool(3).run(chooses_layers)
+
+
 class Recurses(nn.Module):
     """Calls itself, and uses its weight before and after."""
 
