@@ -186,6 +186,19 @@ def call_within_a_callback(kind: str, numel: int) -> list[float]:
     return [future.wait()[-1].item(), first[-1].item()]
 
 
+def wait_for_one_that_sleeps(is_async: bool) -> float:
+    """Processor seconds that waiting took."""
+    tensor = torch.ones(3)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        time.sleep(1.5)
+    begin = time.process_time()
+    work = dist.all_reduce(tensor, async_op=is_async)
+    if is_async:
+        work.wait()
+    return time.process_time() - begin
+
+
 # --- tests -----------------------------------------------------------------------------------------
 
 
@@ -228,3 +241,10 @@ def test_callbacks_may_call_collectives(pool: Pools, kind: str, numel: int) -> N
     """As torch's PowerSGD hook does."""
     for _ in range(3):
         assert pool(2).run(call_within_a_callback, kind, numel, timeout=5) == [[30.0, 3.0]] * 2
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_waiters_sleep(pool: Pools, is_async: bool) -> None:
+    """What a waiter takes from others is processor time, which load does not lengthen."""
+    spent = pool(3).run(wait_for_one_that_sleeps, is_async)
+    assert max(spent[0], spent[2]) < 0.05
