@@ -89,7 +89,29 @@ def accumulates_and_fails(hybrid: bool) -> None:
         assert_gradients(model, alone)
 
 
+def changes_parts_after_a_failing_forward() -> None:
+    """Units that the failed forward left whole are gathered anew."""
+    alone, model = three_layers(), three_layers()
+    sharded(model, model)
+    parts = list(model.parameters())
+
+    def fail(*_: Any) -> None:
+        raise BrokenError
+
+    for failing in model:
+        handle = failing.register_forward_hook(fail)
+        with pytest.raises(BrokenError):
+            model(rows(1, 0))
+        handle.remove()
+        with torch.no_grad():
+            for p, q in zip(parts, alone.parameters(), strict=True):
+                p.mul_(-0.5)
+                q.mul_(-0.5)
+        assert torch.allclose(model(rows(1, 0)), alone(rows(1, 0)), rtol=1e-5, atol=1e-6)
+
+
 def test_failing_passes(pool: Pools) -> None:
+    pool(2).run(changes_parts_after_a_failing_forward)
     pool(2).run(accumulates_and_fails, False)
     pool(4).run(accumulates_and_fails, True)
 
