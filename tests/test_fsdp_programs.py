@@ -99,7 +99,7 @@ def changes_parts_after_a_failing_forward() -> None:
         raise BrokenError
 
     for failing in model:
-        handle = failing.register_forward_hook(fail)
+        handle = failing.register_forward_pre_hook(fail)
         with pytest.raises(BrokenError):
             model(rows(1, 0))
         handle.remove()
