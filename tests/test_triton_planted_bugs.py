@@ -53,6 +53,7 @@ BUGS = [
         "    if goes_on:\n        if sends:",
         {"thread": "ring", "weak": "ring"},
         triton="3.6",
+        only_in_full=True,
     ),
     Bug(
         "signals are stored relaxed",
@@ -67,6 +68,7 @@ BUGS = [
         r"ld\.global\.sys\.acquire\.b64",
         "ld.global.sys.relaxed.b64",
         {"weak": "one_shot", "thread": "two_shot"},
+        only_in_full=True,
     ),
     Bug(
         "entries of the meeting are stored relaxed",
@@ -82,6 +84,7 @@ BUGS = [
         "        goes_on = wait_all(group, AREA_OUT, epoch, iteration + 1, PHASE_DIRECT_OUT, goes_on)\n",
         "",
         {"weak": "two_shot", "strong": "two_shot"},
+        only_in_full=True,
     ),
     Bug(
         "the meeting waits for nobody",
@@ -120,6 +123,7 @@ BUGS = [
         "    mask = offsets < tl.where(first_unit == 0, numel, 0)\n",
         "    mask = offsets < tl.where(first_unit == 0, numel - 1, 0)\n",
         {"strong": "one_shot"},
+        only_in_full=True,
     ),
     Bug(
         "chunks are swapped",
@@ -143,6 +147,7 @@ BUGS = [
         "        return tl.where((b > a) | (b != b), b, a), a2\n",
         "        return tl.where(b > a, b, a), a2\n",
         {"strong": "two_shot_float8_max"},
+        only_in_full=True,
     ),
     Bug(
         "the epoch is not counted",

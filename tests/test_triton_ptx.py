@@ -83,7 +83,7 @@ def is_in_sample(triton: str, layer: str, name: str) -> bool:
         return name not in ONLY_IN_FULL
     if triton == "installed":
         return name in COLLECTIVES
-    return name in ("one_shot", "two_shot", "ring") or (layer == "strong" and name == "flatten")
+    return name in ("one_shot", "two_shot", "ring") and layer != "strong"
 
 
 def run(triton: str, name: str, layer: str, seeds: int | None = None) -> Outcome:
