@@ -17,12 +17,12 @@ TORCH_REQUIREMENT := $(or $(TORCH),$(shell grep '^torch==' requirements.txt))
 CXX_FILES = $(shell find csrc tests -name build -prune -o \
               \( -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \) -print 2>/dev/null)
 
-.PHONY: help demo build test test-quick test-full soak native-test cuda-check lint format bench bench-check clean distclean
+.PHONY: help demo build test test-quick test-full soak native-test cuda-check triton-3.6 lint format bench bench-check clean distclean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12           the Python that makes .venv (3.10 or later)"
 	@echo "  TORCH=… PIP_EXTRA=…         another build of torch, and pip options to find it (docs/building.md)"
@@ -53,6 +53,8 @@ native-test: $(VENV)/.dev ## C++ tests of the core, without torch
 
 cuda-check: $(VENV)/.dev ## compile the CUDA kernels (ARCHS=sm_90a,…) and check registers, spills and accesses
 	$(BIN)/python tools/cuda_check.py $(if $(ARCHS),--archs $(ARCHS)) $(ARGS)
+
+triton-3.6: $(VENV)/.triton-3.6 ## an older Triton beside the installed one, for tests of the PTX that it emits
 
 lint: $(VENV)/.dev ## ruff, mypy and clang-format
 	$(BIN)/ruff check
@@ -106,6 +108,10 @@ $(VENV)/.runtime: $(VENV)/.torch requirements.txt
 
 $(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt
 	$(PIP) -r requirements-dev.txt
+	@touch $@
+
+$(VENV)/.triton-3.6: $(VENV)/.dev
+	$(PIP) --no-deps --upgrade --target $(VENV)/triton-3.6 triton==3.6.0
 	@touch $@
 
 # A change of the variables that setup.py reads builds anew.

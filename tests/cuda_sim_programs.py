@@ -70,7 +70,11 @@ def run(
     """Runs the tests of a program whose names contain one of `tests`, or all."""
     folder = build_folder or FOLDER / "build" / sanitizer
     settings = [f"{key}={value}" for key, value in (variables or {}).items()]
-    command = ["env", *settings, str(folder / name), *tests]
+    return run_command(sanitizer, ["env", *settings, str(folder / name), *tests], timeout_s)
+
+
+def run_command(sanitizer: str, command: list[str], timeout_s: float = 400) -> Outcome:
+    """Runs a program that was built with the simulator."""
     outcome = native_programs._run(command, timeout_s)
     if sanitizer == "thread" and WRONG_LAYOUT in outcome.output and shutil.which("setarch"):
         outcome = native_programs._run(["setarch", "-R", *command], timeout_s)

@@ -26,7 +26,7 @@ def facts() -> dict[str, str]:
     """
     import torch
 
-    from pycoll import _build, _cuda
+    from pycoll import _build, _cuda, triton_kernels
 
     core = extension()
     return {
@@ -39,6 +39,7 @@ def facts() -> dict[str, str]:
         "usable cores": f"{core.usable_cores()} of {os.cpu_count()} (affinity and cgroup quota)",
         "memory paths": "staged through shared memory (memfd)",
         "GPU kernels": _cuda.describe(),
+        "Triton kernels": triton_kernels.describe(),
         "open files (ulimit -n)": _limit(resource.RLIMIT_NOFILE),
         "address space (ulimit -v)": _limit(resource.RLIMIT_AS),
         "file size (ulimit -f)": _limit(resource.RLIMIT_FSIZE),

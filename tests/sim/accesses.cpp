@@ -9,15 +9,27 @@ constexpr size_t kLineCells = kLineBytes / kCell;
 
 }  // namespace
 
-uint64_t weak_load(const void* p, size_t nbytes, Order order) {
+namespace {
+
+uint64_t weak_load(const void* p, size_t nbytes, Order order, bool newest) {
   Scheduler& scheduler = *Scheduler::current();
   scheduler.check_race(p, nbytes, RaceDetector::Access::kOrderedLoad);
   const auto at = reinterpret_cast<uintptr_t>(p);
   const uintptr_t cells[2] = {at, at + kCell};
   uint32_t words[2] = {};
-  scheduler.weak_memory().load(scheduler.self().view, cells, words, nbytes / kCell, order,
-                               scheduler.must_read_newest(), scheduler.random());
+  scheduler.weak_memory().load(scheduler.self().view, cells, words, nbytes / kCell, order, newest,
+                               scheduler.random());
   return words[0] | uint64_t{words[1]} << 32;
+}
+
+}  // namespace
+
+uint64_t weak_load(const void* p, size_t nbytes, Order order) {
+  return weak_load(p, nbytes, order, Scheduler::current()->must_read_newest());
+}
+
+uint64_t weak_newest(const void* p, size_t nbytes, Order order) {
+  return weak_load(p, nbytes, order, true);
 }
 
 void weak_store(void* p, uint64_t x, size_t nbytes, Order order) {

@@ -16,6 +16,8 @@ namespace pycoll::sim {
 uint64_t weak_load(const void* p, size_t nbytes, Order order);
 void weak_store(void* p, uint64_t x, size_t nbytes, Order order);
 uint32_t weak_fetch_add(uint32_t* p, uint32_t x);
+// What an atomic update finds.
+uint64_t weak_newest(const void* p, size_t nbytes, Order order);
 // A line, by the last of its eight lanes to arrive.
 void move_line(const std::vector<Thread*>& lanes, bool is_store);
 
