@@ -11,7 +11,7 @@ namespace pycoll::device {
 namespace {
 
 constexpr int kCollectives = -1;
-constexpr std::chrono::milliseconds kPatienceWithTheDead{1000};
+constexpr std::chrono::milliseconds kPatienceWithThoseWhoLeft{1000};
 
 // What a rank tells the others before any kernel runs.
 struct Introduction {
@@ -351,34 +351,48 @@ void DeviceGroup::check_usable() {
               text);
 }
 
+bool DeviceGroup::has_pending() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::any_of(last_.begin(), last_.end(), [&](const auto& entry) {
+    const Launched& last = entry.second;
+    return last.event != nullptr && last.capture == 0 && !device_->has_passed(*last.event);
+  });
+}
+
+// Why kernels that are in streams cannot end: a peer that has failed, died or left.
+std::string DeviceGroup::trouble_with_peers() {
+  const std::shared_ptr<pycoll::Group>& group = communicator_->group();
+  for (int peer = 0; group != nullptr && peer < facts_.world_size; ++peer) {
+    if (peer == communicator_->rank()) continue;
+    try {
+      group->check_member(peer);
+    } catch (const Error& error) {
+      if (!has_pending()) return "";
+      // A rank may leave when its own part has ended, and the rest of the others' is then about to.
+      if (!left_since_) left_since_ = Deadline::after(kPatienceWithThoseWhoLeft);
+      if (group->has_left(peer) && !left_since_->passed()) continue;
+      return error.what();
+    }
+  }
+  return "";
+}
+
 void DeviceGroup::watch() {
   if (failed_.load()) return;
   const auto* kind = &workspace_->record().kind;
   const bool has_record = __atomic_load_n(kind, __ATOMIC_ACQUIRE) != 0;
   std::string text = has_record ? text_of_record() : communicator_->failure();
-  if (text.empty()) {
-    const std::vector<int> dead = communicator_->dead_ranks();
-    if (dead.empty()) return;
-    std::lock_guard<std::mutex> lock(mutex_);
-    // A rank may leave when its own part has ended, and the rest of the others' is then about to.
-    if (!dead_since_) dead_since_ = Deadline::after(kPatienceWithTheDead);
-    if (!dead_since_->passed()) return;
-    const bool waits = std::any_of(last_.begin(), last_.end(), [&](const auto& entry) {
-      const Launched& last = entry.second;
-      return last.event != nullptr && last.capture == 0 && !device_->has_passed(*last.event);
-    });
-    if (!waits) return;
-    text = concat("pycoll: rank ", communicator_->rank(), ": ", list_ranks(dead),
-                  " ended or left the group while operations on the device were waiting");
-  }
+  if (text.empty()) text = trouble_with_peers();
+  if (text.empty()) return;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (failed_.load()) return;
-    if (failure_.empty()) failure_ = text;
+    failure_ = text;
     failed_.store(true);
   }
   end_kernels();
-  communicator_->abort(text.substr(0, 400));
+  constexpr size_t kPrefix = sizeof("pycoll: ") - 1;
+  communicator_->abort(text.substr(text.rfind("pycoll: ", 0) == 0 ? kPrefix : 0));
 }
 
 void DeviceGroup::end_kernels() {

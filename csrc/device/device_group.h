@@ -95,6 +95,8 @@ class DeviceGroup {
             std::chrono::milliseconds timeout);
   Stream& own_stream(int index);
   std::string text_of_record();
+  std::string trouble_with_peers();
+  bool has_pending();
   void end_kernels();
 
   const std::shared_ptr<Device> device_;
@@ -110,7 +112,7 @@ class DeviceGroup {
   std::vector<std::pair<Launched, std::shared_ptr<void>>> kept_;
   uint64_t sequence_ = 0;
   std::string failure_, refusal_;
-  std::optional<Deadline> dead_since_;
+  std::optional<Deadline> left_since_;  // of watch()
   std::atomic<bool> failed_{false};
   std::atomic<bool> kernels_ended_{false};
   bool closed_ = false;
