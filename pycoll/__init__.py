@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pycoll.parallel.zero import ZeroRedundancyOptimizer
     from pycoll.symmetric import (
         is_shared,
+        register_symmetric,
         release_cached_shared_memory,
         shared_allocator,
         shared_memory_stats,
@@ -95,6 +96,7 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
+    "register_symmetric",
     "release_cached_shared_memory",
     "scatter",
     "shared_allocator",
@@ -133,6 +135,7 @@ _HOME = {
     "release_cached_shared_memory": "pycoll.symmetric",
     "shared_allocator": "pycoll.symmetric",
     "shared_memory_stats": "pycoll.symmetric",
+    "register_symmetric": "pycoll.symmetric",
     "symmetric_empty": "pycoll.symmetric",
     "use_shared_allocator": "pycoll.symmetric",
 }

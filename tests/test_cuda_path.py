@@ -457,6 +457,112 @@ def test_a_deadline_is_an_error_that_names_the_rank() -> None:
     assert "rank 0 gave up" in texts[1], texts
 
 
+# --- symmetric tensors ----------------------------------------------------------------------------
+
+
+def symmetric(numel: int, dtype: torch.dtype) -> Tensor:
+    """As `pycoll.symmetric_empty` makes it on a GPU."""
+    import torch.distributed._symmetric_memory as symm_mem
+
+    tensor = symm_mem.empty(numel, dtype=dtype, device="cpu")
+    pycoll.register_symmetric(tensor)
+    return tensor
+
+
+def nothing_is_copied(dtype: torch.dtype, numel: int) -> list[str]:
+    n, rank = dist.get_world_size(), dist.get_rank()
+    with device().active():
+        big = symmetric(n * numel + 5, dtype)
+    # Parts of it, the second not aligned.
+    x, whole = big[3 : 3 + numel], big[: n * numel]
+
+    def all_reduce() -> list[Tensor]:
+        x.copy_(data(numel, dtype))
+        op = dist.ReduceOp.SUM if dtype.is_complex else dist.ReduceOp.PRODUCT
+        dist.all_reduce(x, op)
+        return [x]
+
+    def premultiplied() -> list[Tensor]:
+        x.copy_(data(numel, dtype))
+        factor = dist._make_nccl_premul_sum(0.5 + rank)  # type: ignore[attr-defined]
+        dist.all_reduce(x, factor)
+        return [x]
+
+    def reduce_scatter() -> list[Tensor]:
+        whole.copy_(data(n * numel, dtype))
+        out = torch.empty(numel, dtype=dtype)
+        dist.reduce_scatter_tensor(out, whole, dist.ReduceOp.AVG)
+        own = whole[rank * numel : (rank + 1) * numel]
+        dist.reduce_scatter_tensor(own, whole)  # in place
+        return [out, own]
+
+    def all_gather() -> list[Tensor]:
+        dist.all_gather_into_tensor(whole, data(numel, dtype))
+        return [whole]
+
+    def all_gather_in_place() -> list[Tensor]:
+        own = whole[rank * numel : (rank + 1) * numel]
+        own.copy_(data(numel, dtype))
+        dist.all_gather_into_tensor(whole, own)
+        return [whole]
+
+    def broadcast() -> list[Tensor]:
+        x.copy_(data(numel, dtype))
+        dist.broadcast(x, n - 1)
+        return [x]
+
+    calls = [all_reduce, reduce_scatter, all_gather, all_gather_in_place, broadcast]
+    if dtype.is_floating_point:
+        calls.append(premultiplied)
+    for call in calls:
+        on_both(call)
+    on_device = [event for event in pycoll.events() if event["memory_path"] == "device"]
+    return [event["algorithm"] for event in on_device][-len(calls) - 1 :]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_symmetric_tensors_are_not_staged(pool: Pools, world_size: int) -> None:
+    sizes = (
+        (torch.float32, 1003),
+        (torch.bfloat16, 3001),
+        (torch.int64, 2003),
+        (torch.complex64, 999),
+    )
+    for dtype, numel in sizes:
+        for taken in pool(world_size).run(nothing_is_copied, dtype, numel):
+            assert set(taken) == {"mapped"}, taken
+
+
+def symmetric_on_one() -> str:
+    with device().active():
+        shared = symmetric(5000, torch.float32)
+    return raised(lambda: dist.all_reduce(shared if dist.get_rank() else torch.ones(5000)))
+
+
+def late_readers() -> None:
+    """A rank writes to its tensor behind the operation, while others may still be reading it."""
+    dev, n, rank = device(), dist.get_world_size(), dist.get_rank()
+    with dev.active():
+        whole = symmetric(n * 2000, torch.float32)
+        outs = [torch.empty(2000) for _ in range(4)]
+        for step, out in enumerate(outs):
+            dev.call(lambda step=step: whole.fill_(10.0 * step + rank))
+            dist.reduce_scatter_tensor(out, whole)
+        dev.synchronise()
+    for step, out in enumerate(outs):
+        assert_same_bits(out, torch.full((2000,), n * 10.0 * step + n * (n - 1) / 2))
+
+
+def test_symmetric_tensors_are_left_alone_until_all_have_read(pool: Pools) -> None:
+    pool(3).run(late_readers)
+
+
+def test_symmetric_on_one_rank_only_is_a_mismatch() -> None:
+    texts = run_ranks(symmetric_on_one, 2, timeout=120)
+    assert all(texts), texts
+    assert "a symmetric tensor on one of them only" in "".join(texts)
+
+
 # --- selection ------------------------------------------------------------------------------------
 
 

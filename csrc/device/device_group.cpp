@@ -11,6 +11,7 @@ namespace pycoll::device {
 namespace {
 
 constexpr int kCollectives = -1;
+constexpr const char* kAuto = "auto";
 constexpr std::chrono::milliseconds kPatienceWithThoseWhoLeft{1000};
 
 // What a rank tells the others before any kernel runs.
@@ -34,6 +35,18 @@ std::vector<T> all_gather(Communicator* communicator, T mine) {
   communicator->run(std::move(request), communicator->timeout());
   return all;
 }
+
+// Of the device, for as long as somebody has it.
+struct DeviceMemory {
+  DeviceMemory(std::shared_ptr<Device> device, size_t nbytes)
+      : device(std::move(device)), data(this->device->allocate(nbytes)) {}
+  ~DeviceMemory() { device->release(data); }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  const std::shared_ptr<Device> device;
+  std::byte* const data;
+};
 
 uint64_t nanoseconds(std::chrono::milliseconds timeout) {
   constexpr int64_t kMost = int64_t{1} << 43;  // milliseconds; as nanoseconds they fit 64 bits
@@ -141,18 +154,23 @@ void DeviceGroup::make_workspace(const SharePeerMemory& share) {
   const size_t nbytes = Workspace::shared_bytes(shape);
   PeerMemory memory;
   if (all_in_one_process_) {
-    std::byte* const mine = device_->allocate(nbytes);
-    memory.owner = std::shared_ptr<void>(
-        mine, [device = device_](void* data) { device->release(static_cast<std::byte*>(data)); });
-    for (const uint64_t address : all_gather(communicator_.get(), reinterpret_cast<uint64_t>(mine)))
-      memory.of_rank.push_back(reinterpret_cast<std::byte*>(address));
+    // Every rank keeps everybody's: a neighbour on a ring may write to a rank that has ended.
+    auto mine = std::make_shared<DeviceMemory>(device_, nbytes);
+    std::vector<std::shared_ptr<DeviceMemory>> all;
+    for (const uint64_t address :
+         all_gather(communicator_.get(), reinterpret_cast<uint64_t>(&mine)))
+      all.push_back(*reinterpret_cast<const std::shared_ptr<DeviceMemory>*>(address));
+    for (const auto& each : all) memory.of_rank.push_back(each->data);
+    // Until all have copied what `mine` is.
+    communicator_->run(Request{}, communicator_->timeout());
+    memory.owner = std::make_shared<decltype(all)>(std::move(all));
   } else {
     memory = share(nbytes);
     device_->clear(memory.of_rank[static_cast<size_t>(shape.rank)], nbytes);
   }
   workspace_ = std::make_unique<Workspace>(shape, device_, std::move(memory));
-  Request barrier;  // no kernel before all memory is zero
-  communicator_->run(std::move(barrier), communicator_->timeout());
+  // No kernel before all memory is zero.
+  communicator_->run(Request{}, communicator_->timeout());
   PYCOLL_LOG(LogLevel::kInfo, "rank ", shape.rank, " of ", shape.world_size, ": ", nbytes >> 10,
              " KiB on a device of architecture ", facts_.architecture, ", ", facts_.most_blocks,
              " blocks, algorithm ", facts_.algorithm);
@@ -197,6 +215,32 @@ void DeviceGroup::drop_kept() {
   });
 }
 
+// Symmetric tensors are not staged, unless they are so small that one-shot is faster, or something else was asked for. `*mapped` is
+// emptied where they are staged after all.
+Choice DeviceGroup::choose(const Request& request, std::optional<MappedTensor>* mapped) const {
+  Choice choice = select(request, facts_);
+  if (choice.algorithm == Algorithm::kMultimem) {
+    if (*mapped && fits_multimem(request, **mapped, device_->launchers(), facts_.world_size))
+      return choice;
+    Facts facts = facts_;
+    facts.algorithm = kAuto;
+    choice = select(request, facts);
+  }
+  const bool is_asked_for = facts_.algorithm != kAuto && facts_.algorithm != "multimem";
+  const bool is_staged =
+      choice.algorithm == Algorithm::kTwoShot || choice.algorithm == Algorithm::kDirect;
+  if (*mapped && is_staged && !is_asked_for) {
+    choice.algorithm = Algorithm::kMapped;
+  } else {
+    mapped->reset();
+  }
+  return choice;
+}
+
+void DeviceGroup::add_window(PeerMemory memory, size_t nbytes) {
+  windows_.add(std::move(memory), nbytes, communicator_->rank());
+}
+
 DeviceGroup::Launched DeviceGroup::run(const std::vector<Request>& requests, bool aside,
                                        std::chrono::milliseconds timeout) {
   check_usable();
@@ -213,12 +257,17 @@ DeviceGroup::Launched DeviceGroup::run(const std::vector<Request>& requests, boo
   order(stream, last);
   timeout_ = timeout;
   for (const Request& request : requests) {
-    const Choice choice = select(request, facts_);
-    const uint64_t print = fingerprint(request, choice);
+    std::optional<MappedTensor> mapped = find_mapped(request, windows_);
+    const Choice choice = choose(request, &mapped);
+    const uint64_t print = fingerprint(request, choice, mapped ? mapped->place : 0);
     note(request, choice, ++sequence_, timeout);
     if (request.before) device_->run_on(stream, request.before);
-    launch_collective({device_.get(), workspace_.get(), stream, print, nanoseconds(timeout)},
-                      request, choice);
+    const Place place{device_.get(), workspace_.get(), stream, print, nanoseconds(timeout)};
+    if (mapped) {
+      launch_mapped(place, request, choice, *mapped);
+    } else {
+      launch_collective(place, request, choice);
+    }
     if (request.after) device_->run_on(stream, request.after);
   }
   return last = finish(stream, sequence_, aside);
@@ -307,6 +356,7 @@ void DeviceGroup::note(const Request& request, const Choice& choice, uint64_t se
 }
 
 std::string DeviceGroup::text_of_record() {
+  std::lock_guard<std::mutex> lock(mutex_);
   const cuda::FailureRecord& record = workspace_->record();
   const auto phase = static_cast<cuda::Phase>(record.phase);
   const int self = communicator_->rank();
@@ -330,7 +380,9 @@ std::string DeviceGroup::text_of_record() {
   const std::string theirs = describe_fingerprint(record.seen);
   return concat(text, "ranks disagree about an operation: rank ", self, " called ", mine, ", rank ",
                 peer, " ", theirs,
-                mine == theirs ? ", with other sizes, splits, wire format or tag" : "",
+                mine == theirs ? ", with other sizes, splits, wire format or tag, or with a "
+                                 "symmetric tensor on one of them only"
+                               : "",
                 "; all ranks have to make the same calls in the same order");
 }
 
@@ -369,6 +421,7 @@ std::string DeviceGroup::trouble_with_peers() {
     } catch (const Error& error) {
       if (!has_pending()) return "";
       // A rank may leave when its own part has ended, and the rest of the others' is then about to.
+      std::lock_guard<std::mutex> lock(mutex_);
       if (!left_since_) left_since_ = Deadline::after(kPatienceWithThoseWhoLeft);
       if (group->has_left(peer) && !left_since_->passed()) continue;
       return error.what();
@@ -406,6 +459,7 @@ void DeviceGroup::abort(const std::string& reason) {
     failed_.store(true);
   }
   end_kernels();
+  communicator_->abort(reason);
 }
 
 void DeviceGroup::close(std::chrono::milliseconds patience) {

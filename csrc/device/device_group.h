@@ -11,6 +11,7 @@
 
 #include "device/collectives.h"
 #include "device/device.h"
+#include "device/mapped.h"
 #include "device/workspace.h"
 #include "engine/communicator.h"
 
@@ -57,6 +58,9 @@ class DeviceGroup {
     std::function<void()> before, after;
   };
   Launched run(const MessageRequest& request, std::chrono::milliseconds timeout);
+  // Symmetric memory, of `nbytes` on each rank. Operations on tensors in it copy nothing: then those of all ranks lie in it, at the
+  // same place, or none of them. All ranks add the same, in the same order.
+  void add_window(PeerMemory memory, size_t nbytes);
   // In place of a collective whose arguments were refused: the others find a mismatch instead of waiting. The group is unusable.
   void refuse(const std::string& reason);
 
@@ -89,6 +93,7 @@ class DeviceGroup {
               const GroupOptions& options);
   void agree();
   void make_workspace(const SharePeerMemory& share);
+  Choice choose(const Request& request, std::optional<MappedTensor>* mapped) const;
   void drop_kept();
   Launched finish(const Stream& stream, uint64_t sequence, bool is_aside);
   void note(const Request& request, const Choice& choice, uint64_t sequence,
@@ -105,6 +110,7 @@ class DeviceGroup {
   Facts facts_;
   bool all_in_one_process_ = true;
   std::unique_ptr<Workspace> workspace_;
+  Windows windows_;
 
   std::mutex mutex_;  // of what follows: calls come from one thread, watch() and waits from others
   std::map<int, Stream> streams_;  // -1: of collectives; 2 peer and 2 peer + 1: messages

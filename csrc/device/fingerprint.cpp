@@ -28,7 +28,7 @@ constexpr uint64_t kHashBasis = 0xcbf29ce484222325;
 
 }  // namespace
 
-uint64_t fingerprint(const Request& request, const Choice& choice) {
+uint64_t fingerprint(const Request& request, const Choice& choice, uint64_t place) {
   uint64_t hash = mix(kHashBasis, request.layout_hash);
   // Of an all_to_all each pair compares what goes between the two.
   if (request.collective != Collective::kAllToAll) hash = mix(hash, request.numel);
@@ -39,6 +39,7 @@ uint64_t fingerprint(const Request& request, const Choice& choice) {
   hash = mix(hash, request.tag);
   hash = mix(hash, static_cast<uint64_t>(choice.algorithm));
   hash = mix(hash, static_cast<uint64_t>(choice.num_blocks));
+  hash = mix(hash, place);
   const ReduceOp op = reduces(request.collective) ? request.op : ReduceOp::kSum;
   const int root = has_root(request.collective) ? request.root : 0;
   return pack(static_cast<int>(request.collective), request.dtype, op, root, hash);

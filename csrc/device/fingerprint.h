@@ -6,7 +6,7 @@
 // | 55-59 | dtype                                                                            |
 // | 51-54 | op                                                                               |
 // | 44-50 | root                                                                             |
-// | 0-43  | a hash of sizes, layout, wire format, tag, algorithm and grid                    |
+// | 0-43  | a hash of sizes, layout, wire format, tag, algorithm, grid and symmetric place   |
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,8 @@ inline constexpr int kMessageKind = kNumCollectives;  // send and receive
 inline constexpr int kRefusalKind =
     kNumCollectives + 1;  // a rank has refused the arguments of its call
 
-uint64_t fingerprint(const Request& request, const Choice& choice);
+// `place`: of a symmetric tensor; 0: none.
+uint64_t fingerprint(const Request& request, const Choice& choice, uint64_t place);
 uint64_t message_fingerprint(DType dtype, int tag);
 // Of a rank that has refused the arguments of its call.
 uint64_t refusal_fingerprint();

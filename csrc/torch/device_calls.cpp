@@ -107,6 +107,15 @@ c10::Device ProcessGroupPycoll::device_of_barrier(const c10d::BarrierOptions& op
   return device_path_.last() == nullptr ? c10::Device(c10::kCPU) : device_path_.last_device();
 }
 
+void ProcessGroupPycoll::register_symmetric(const at::Tensor& tensor) {
+  translated([&] {
+    PYCOLL_CHECK_ARG(tensor.is_contiguous(), "the tensor is not contiguous (strides ",
+                     tensor.strides(), "); register the one it is a view of");
+    const auto group = device_group(tensor.device());
+    device_path_.register_symmetric(tensor, group.get(), options_->group_name);
+  });
+}
+
 void ProcessGroupPycoll::eagerConnectSingleDevice(at::Device device) {
   if (runs_on_device(device)) translated([&] { device_group(device); });
 }

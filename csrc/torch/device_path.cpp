@@ -39,18 +39,25 @@ std::shared_ptr<device::Device> find_device(c10::Device device) {
   return known;
 }
 
-// By torch's symmetric memory of the device, which is pycoll's own for the CPU.
-device::PeerMemory share_memory(size_t nbytes, c10::Device device, const std::string& group_name) {
-  namespace symm = c10d::symmetric_memory;
-  const at::Tensor tensor = symm::empty_strided_p2p({static_cast<int64_t>(nbytes)}, {1}, at::kByte,
-                                                    device, group_name, std::nullopt);
-  const auto handle = symm::rendezvous(tensor, group_name);
+// The allocation in which `tensor` lies, and how many bytes it has.
+device::PeerMemory peer_memory(const at::Tensor& tensor, const std::string& group_name,
+                               size_t* nbytes) {
+  const auto handle = c10d::symmetric_memory::rendezvous(tensor, group_name);
+  *nbytes = handle->get_buffer_size();
   device::PeerMemory memory;
   for (void* pointer : handle->get_buffer_ptrs())
     memory.of_rank.push_back(static_cast<std::byte*>(pointer));
   memory.multicast = static_cast<std::byte*>(handle->get_multicast_ptr());
   memory.owner = std::make_shared<std::pair<at::Tensor, decltype(handle)>>(tensor, handle);
   return memory;
+}
+
+// By torch's symmetric memory of the device, which is pycoll's own for the CPU.
+device::PeerMemory share_memory(size_t nbytes, c10::Device device, const std::string& group_name) {
+  namespace symm = c10d::symmetric_memory;
+  const at::Tensor tensor = symm::empty_strided_p2p({static_cast<int64_t>(nbytes)}, {1}, at::kByte,
+                                                    device, group_name, std::nullopt);
+  return peer_memory(tensor, group_name, &nbytes);
 }
 
 }  // namespace
@@ -81,6 +88,13 @@ std::shared_ptr<device::DeviceGroup> DevicePath::group(
     registry().watchdog.add(known);
   }
   return last_ = known;
+}
+
+void DevicePath::register_symmetric(const at::Tensor& tensor, device::DeviceGroup* group,
+                                    const std::string& group_name) {
+  size_t nbytes = 0;
+  device::PeerMemory memory = peer_memory(tensor, group_name, &nbytes);
+  group->add_window(std::move(memory), nbytes);
 }
 
 void DevicePath::abort(const std::string& reason) {

@@ -29,6 +29,9 @@ class DevicePath {
                                              const std::shared_ptr<Communicator>& communicator,
                                              const std::string& group_name,
                                              const device::GroupOptions& options);
+  // Memory of torch's symmetric memory in which `tensor` lies, for operations of the group that copy nothing. Collective.
+  void register_symmetric(const at::Tensor& tensor, device::DeviceGroup* group,
+                          const std::string& group_name);
   // The one used last, or null.
   std::shared_ptr<device::DeviceGroup> last() const { return last_; }
   c10::Device last_device() const { return last_device_; }

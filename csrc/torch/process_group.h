@@ -107,6 +107,9 @@ class ProcessGroupPycoll final : public c10d::Backend {
                         const c10d::AllToAllOptions& opts) override;
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
 
+  // Lets operations on `tensor`, of torch's symmetric memory, and on parts of it copy nothing. Collective.
+  void register_symmetric(const at::Tensor& tensor);
+
   // A collective whose elements travel in another dtype (docs/quantisation.md): all_reduce, all_gather or reduce_scatter.
   struct WireCall {
     std::string collective;

@@ -31,6 +31,8 @@ LAUNCHERS = (
     "unflatten",
     "quantise",
     "dequantise",
+    "reduce_mapped",
+    "send_mapped",
 )
 # In the order of enum DType (csrc/base/dtype.h).
 DTYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
