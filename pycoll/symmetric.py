@@ -71,8 +71,8 @@ def register_symmetric(tensor: torch.Tensor, group: dist.ProcessGroup | None = N
 
     Symmetric memory is what ``torch.distributed._symmetric_memory.empty`` makes, or ``torch.empty`` within
     ``torch.cuda.use_mem_pool`` of a pool of such memory. All ranks call it, in the same order, with tensors at the
-    same place. The whole allocation becomes known, and stays until the group goes. From then on an operation's tensors lie
-    in it on all ranks, at the same place, or on none: others raise.
+    same place. The whole allocation becomes known, and stays until the group goes. From then on an operation's
+    tensors lie in it on all ranks, at the same place, or on none: others raise.
 
     Raises:
         ValueError: the group is not pycoll's, or the tensor is not contiguous.
