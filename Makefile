@@ -17,7 +17,7 @@ TORCH_REQUIREMENT := $(or $(TORCH),$(shell grep '^torch==' requirements.txt))
 CXX_FILES = $(shell find csrc tests -name build -prune -o \
               \( -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \) -print 2>/dev/null)
 
-.PHONY: help demo build test test-quick test-full soak native-test cuda-check triton-3.6 lint format bench bench-check clean distclean
+.PHONY: help demo build test test-quick test-full soak native-test cuda-check gpu-check triton-3.6 lint format bench bench-check clean distclean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -55,6 +55,10 @@ cuda-check: $(VENV)/.dev ## compile the CUDA kernels (ARCHS=sm_90a,…) and chec
 	$(BIN)/python tools/cuda_check.py $(if $(ARCHS),--archs $(ARCHS)) $(ARGS)
 
 triton-3.6: $(VENV)/.triton-3.6 ## an older Triton beside the installed one, for tests of the PTX that it emits
+
+# A machine with a GPU has its own torch, and perhaps no network: .venv is used where it is, and never made.
+gpu-check: ## check and measure on a machine with a GPU, in 8 minutes (ARGS="--only streams_2"); skips without one
+	$(firstword $(wildcard $(BIN)/python) $(PYTHON)) tools/gpu_check.py $(ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy and clang-format
 	$(BIN)/ruff check

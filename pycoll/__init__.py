@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from pycoll.parallel.zero import ZeroRedundancyOptimizer
     from pycoll.symmetric import (
         is_shared,
+        register_symmetric,
         release_cached_shared_memory,
         shared_allocator,
         shared_memory_stats,
@@ -100,6 +101,7 @@ __all__ = [
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
     "register_fsdp_forward_method",
+    "register_symmetric",
     "release_cached_shared_memory",
     "scatter",
     "shared_allocator",
@@ -139,6 +141,7 @@ _HOME = {
     "release_cached_shared_memory": "pycoll.symmetric",
     "shared_allocator": "pycoll.symmetric",
     "shared_memory_stats": "pycoll.symmetric",
+    "register_symmetric": "pycoll.symmetric",
     "symmetric_empty": "pycoll.symmetric",
     "use_shared_allocator": "pycoll.symmetric",
 }

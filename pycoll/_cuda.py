@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from types import ModuleType
 
 LIBRARY = Path(__file__).with_name("libpycoll_cuda.so")
 
@@ -21,7 +22,18 @@ def load() -> ctypes.CDLL:
     library = ctypes.CDLL(str(LIBRARY))
     library.pycoll_cuda_error_name.restype = ctypes.c_char_p
     library.pycoll_cuda_launchers.restype = ctypes.c_void_p
+    library.pycoll_cuda_driver.restype = ctypes.c_void_p
     return library
+
+
+def install(core: ModuleType) -> None:
+    """Gives the compiled part the kernels, where torch has tensors for them and this build has kernels."""
+    import torch
+
+    if torch.version.cuda is None or not LIBRARY.is_file():
+        return
+    library = load()
+    core.set_cuda_library(library.pycoll_cuda_launchers(), library.pycoll_cuda_driver())
 
 
 def describe() -> str:

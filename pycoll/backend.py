@@ -14,7 +14,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from pycoll import _core, flight_recorder, tuning
+from pycoll import _core, _cuda, flight_recorder, tuning
 from pycoll.options import Options
 
 if TYPE_CHECKING:
@@ -67,16 +67,17 @@ def extension() -> ModuleType:
         atexit.register(core.prepare_for_exit)
         _extension = core
         flight_recorder.install(core)
+        _cuda.install(core)
     return _extension
 
 
 def _create(group: Any, pg_options: object) -> Any:
     """Called by torch on every rank of a new group (``register_backend(extended_api=True)``)."""
     core = extension()
-    table = None
+    table = device_table = None
     if isinstance(pg_options, core.BackendOptions):  # inherited from the parent of a split group
         options = Options(algorithm=pg_options.algorithm)
-        table = pg_options.tuning
+        table, device_table = pg_options.tuning, pg_options.device_tuning
     elif pg_options is None:
         options = Options()
     elif isinstance(pg_options, Options):
@@ -90,7 +91,10 @@ def _create(group: Any, pg_options: object) -> Any:
     timeout = group.timeout if options.timeout is None else options.timeout
     if table is None:
         table = tuning.current()
-    return core.create(group, options.algorithm or "", table, cast(timedelta, timeout))
+    if device_table is None:
+        device_table = tuning.current_for_devices()
+    algorithm = options.algorithm or ""
+    return core.create(group, algorithm, table, device_table, cast(timedelta, timeout))
 
 
 def backend_of(group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> Any:

@@ -1,4 +1,4 @@
-"""CPU tensors that the other ranks of the host map, so that collectives on them copy nothing.
+"""Tensors that the other ranks of the host map, so that collectives on them copy nothing.
 
 Three doors to the same memory (docs/memory_model.md, "Tensors that peers reach directly"):
 
@@ -8,6 +8,10 @@ Three doors to the same memory (docs/memory_model.md, "Tensors that peers reach 
 
 No group has to exist yet, and all groups of the process, made before or after, can use the memory. Nothing
 is collective: if the tensor of one rank lies elsewhere, an operation is slower, and its result the same.
+
+That is the CPU. On GPUs symmetric memory belongs to a group: :func:`symmetric_empty` with a device and a group, and
+:func:`register_symmetric` for what lies in a ``torch.cuda.MemPool`` of symmetric memory, are collective, and an
+operation's tensors lie there on all ranks or on none (docs/cuda_path.md).
 """
 
 from __future__ import annotations
@@ -17,9 +21,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from pycoll import _core
+from pycoll.backend import backend_of
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
 
 _AS_PROCESS, _SHARED, _PLAIN = range(3)
 
@@ -28,16 +34,20 @@ def symmetric_empty(
     *size: int | tuple[int, ...] | list[int],
     dtype: torch.dtype | None = None,
     requires_grad: bool = False,
+    device: torch.device | str = "cpu",
+    group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """An uninitialised, contiguous CPU tensor in memory that the other ranks of the host map.
+    """An uninitialised, contiguous tensor in memory that the other ranks of the host map.
 
     Args:
         size: its shape, as integers or as one sequence.
         dtype: None: torch's default dtype.
         requires_grad: whether autograd records operations on it.
+        device: of a GPU, all ranks of `group` call it, with the same size.
+        group: for GPUs; None: the default group.
 
     Raises:
-        ValueError: a negative size.
+        ValueError: a negative size; a group that is not pycoll's.
         RuntimeError: the system has no memory left, or ``PYCOLL_SEGMENT_BYTES`` of address space are used up.
     """
     import torch
@@ -46,8 +56,29 @@ def symmetric_empty(
     if any(cast(int, extent) < 0 for extent in shape):
         raise ValueError(f"size is {tuple(shape)}; extents must not be negative")
     kind = torch.get_default_dtype() if dtype is None else dtype
+    if torch.device(device).type != "cpu":
+        import torch.distributed._symmetric_memory as symm_mem
+
+        tensor = symm_mem.empty(cast("list[int]", shape), dtype=kind, device=torch.device(device))
+        register_symmetric(tensor, group)
+        return tensor.requires_grad_(requires_grad)
     tensor = _core.load().shared_empty(shape, kind)
     return cast("torch.Tensor", tensor.requires_grad_(requires_grad))
+
+
+def register_symmetric(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Lets operations of `group` on this tensor of symmetric memory, and on its parts, copy nothing.
+
+    Symmetric memory is what ``torch.distributed._symmetric_memory.empty`` makes, or ``torch.empty`` within
+    ``torch.cuda.use_mem_pool`` of a pool of such memory. All ranks call it, in the same order, with tensors at the
+    same place. The whole allocation becomes known, and stays until the group goes. From then on an operation's
+    tensors lie in it on all ranks, at the same place, or on none: others raise.
+
+    Raises:
+        ValueError: the group is not pycoll's, or the tensor is not contiguous.
+        RuntimeError: the tensor is not in symmetric memory.
+    """
+    backend_of(group, tensor.device).register_symmetric(tensor)
 
 
 def is_shared(tensor: torch.Tensor) -> bool:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "PYCOLL_TUNING"
+DEVICE_VARIABLE = "PYCOLL_CUDA_TUNING"
 OFF = "off"
 FORMAT = 1
 
@@ -117,3 +118,40 @@ def current() -> str:
     if not chosen and measured_on != machine():
         return ""
     return as_text(rows)
+
+
+def current_for_devices() -> str:
+    """The same for kernels of CUDA tensors: what csrc/device/selection.h reads.
+
+    ``PYCOLL_CUDA_TUNING`` names a JSON file ``{"format": 1, "rows": [{"architecture": 90, "world_size": 8,
+    "collective": "all_reduce", "algorithm": "one_shot", "num_blocks": 8, "most_nbytes": 65536}, …]}``; null as
+    ``world_size`` or ``most_nbytes`` is any. Rows for other architectures do no harm.
+    """
+    chosen = os.environ.get(DEVICE_VARIABLE, "")
+    if chosen in ("", OFF):
+        return ""
+    try:
+        whole = json.loads(Path(chosen).read_text(encoding="utf-8"))
+        if whole["format"] != FORMAT:
+            raise ValueError(f"its format is {whole['format']!r}, not {FORMAT}")
+        return "; ".join(_device_row(**row) for row in whole["rows"])
+    except OSError as error:
+        return f"!{DEVICE_VARIABLE}={chosen} cannot be read ({error.strerror}); name a file, or unset it"
+    except (ValueError, KeyError, TypeError) as error:
+        return (
+            f"!{DEVICE_VARIABLE}={chosen} is no tuning table ({type(error).__name__}: {error}); "
+            "measure it anew, or unset it"
+        )
+
+
+def _device_row(
+    architecture: int,
+    world_size: int | None,
+    collective: str,
+    algorithm: str,
+    num_blocks: int,
+    most_nbytes: int | None,
+) -> str:
+    ranks = "any" if world_size is None else world_size
+    limit = "any" if most_nbytes is None else most_nbytes
+    return f"{architecture} {ranks} {collective} {algorithm} {num_blocks} {limit}"

@@ -125,6 +125,7 @@ import ctypes
 from pycoll import _cuda
 library = _cuda.load()
 assert library.pycoll_cuda_launchers()
+assert library.pycoll_cuda_driver()
 print(_cuda.describe())
 """
 

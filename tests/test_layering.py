@@ -29,6 +29,7 @@ CSRC_FOLDERS = (
     "lane",
     "collectives",
     "engine",
+    "device",
     "torch",
     "bindings",
 )

@@ -47,7 +47,7 @@ VECTOR_BYTES = 16
 # These move no data of users.
 WITHOUT_VECTORS = ("BarrierKernel",)
 # No kernels in it.
-WITHOUT_KERNELS = {"library"}
+WITHOUT_KERNELS = {"driver", "library"}
 # Sources that need an architecture of at least so much.
 NEEDS_ARCH = {"multimem": 90}
 

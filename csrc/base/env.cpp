@@ -39,6 +39,9 @@ Env Env::read() {
   if (const char* text = std::getenv("PYCOLL_ALGORITHM"); text != nullptr && *text != '\0') {
     env.algorithm = text;
   }
+  if (const char* text = std::getenv("PYCOLL_CUDA_ALGORITHM"); text != nullptr) {
+    env.cuda_algorithm = text;
+  }
   if (const char* text = std::getenv("PYCOLL_MEMORY_PATH"); text != nullptr && *text != '\0') {
     const std::string path = text;
     PYCOLL_CHECK_ARG(path == "auto" || path == "mapped" || path == "staged",

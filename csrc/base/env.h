@@ -34,6 +34,12 @@ inline constexpr EnvVariable kEnvVariables[] = {
     {"PYCOLL_TUNING", "", true,
      "file of `pycoll tune-collectives` that chooses algorithms; off: none; empty: this machine's "
      "in the cache folder, if there is one"},
+    {"PYCOLL_CUDA_ALGORITHM", "", true,
+     "kernels of CUDA tensors: auto, direct, one_shot, two_shot, ring, ring_ll128 or multimem; "
+     "empty: the group's algorithm"},
+    {"PYCOLL_CUDA_TUNING", "", true,
+     "JSON file that chooses kernels and grids of CUDA tensors (docs/cuda_path.md); empty: the "
+     "library's own table"},
     {"PYCOLL_SEGMENT_BYTES", "68719476736", false,
      "address space reserved for the shared memory of one process"},
     {"PYCOLL_SPIN_US", "50", false,
@@ -51,6 +57,7 @@ enum class DirectAccess : uint8_t { kNone, kMapped, kReadv };
 
 struct Env {
   std::string algorithm = "auto";
+  std::string cuda_algorithm;  // empty: as `algorithm`
   DirectAccess direct_access = DirectAccess::kReadv;
   size_t payload_bytes = 16 << 10;
   size_t staging_bytes = 256 << 10;

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "bindings/bindings.h"
 #include "torch/call_tag.h"
+#include "torch/device_path.h"
 #include "torch/operators.h"
 #include "torch/process_group.h"
 #include "torch/runtime.h"
@@ -102,8 +103,9 @@ std::string call_site() {
 }
 
 BackendPtr create(const c10d::DistributedBackendOptions& group, const std::string& algorithm,
-                  const std::string& tuning, std::chrono::milliseconds timeout) {
-  auto options = c10::make_intrusive<PycollOptions>(algorithm, tuning, timeout);
+                  const std::string& tuning, const std::string& device_tuning,
+                  std::chrono::milliseconds timeout) {
+  auto options = c10::make_intrusive<PycollOptions>(algorithm, tuning, device_tuning, timeout);
   options->group_name = group.group_id;
   options->global_ranks_in_group.assign(group.global_ranks_in_group.begin(),
                                         group.global_ranks_in_group.end());
@@ -155,6 +157,7 @@ void bind_torch(py::module_& module) {
       module, "BackendOptions")
       .def_readonly("algorithm", &PycollOptions::algorithm)
       .def_readonly("tuning", &PycollOptions::tuning)
+      .def_readonly("device_tuning", &PycollOptions::device_tuning)
       .def("__copy__",
            [](const PycollOptions& self) { return c10::make_intrusive<PycollOptions>(self); })
       .def("__deepcopy__", [](const PycollOptions& self, const py::dict&) {
@@ -174,11 +177,14 @@ void bind_torch(py::module_& module) {
       .def("on_wire", &on_wire, py::arg("collective"), py::kw_only(), py::arg("outputs"),
            py::arg("inputs"), py::arg("op"), py::arg("lists"), py::arg("wire_dtype"),
            py::arg("block"), py::arg("async_op"), py::call_guard<py::gil_scoped_release>())
+      .def("register_symmetric", &ProcessGroupPycoll::register_symmetric, py::arg("tensor"),
+           py::call_guard<py::gil_scoped_release>())
       .def("dead_ranks",
            [](const ProcessGroupPycoll& self) { return self.communicator()->dead_ranks(); })
       .def("events", &events);
   module.def("create", &create, py::arg("group"), py::arg("algorithm"), py::arg("tuning"),
-             py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
+             py::arg("device_tuning"), py::arg("timeout"),
+             py::call_guard<py::gil_scoped_release>());
   module.def(
       "set_log_level", [](const std::string& level) { set_log_level(parse_log_level(level)); },
       py::arg("level"));
@@ -199,8 +205,27 @@ void bind_torch(py::module_& module) {
       "For tests: the address of what this thread's operators run instead of the CPU's kernels, "
       "0 for those; returns the one before.");
   module.def(
+      "set_cuda_library",
+      [](uintptr_t launchers, uintptr_t driver) {
+        torch_adapter::set_cuda_library({reinterpret_cast<const cuda::Launchers*>(launchers),
+                                         reinterpret_cast<const cuda::DriverFunctions*>(driver)});
+      },
+      py::arg("launchers"), py::arg("driver"),
+      "The addresses of the tables in libpycoll_cuda.so; tensors on CUDA devices need them.");
+  module.def(
+      "set_simulated_device",
+      [](uintptr_t address) {
+        return reinterpret_cast<uintptr_t>(
+            torch_adapter::set_simulated_device(reinterpret_cast<device::Device*>(address)));
+      },
+      py::arg("address"),
+      "For tests: CPU tensors of this thread's calls stand for those of the simulated device at "
+      "the "
+      "address, 0 for none; returns the one before.");
+  module.def(
       "prepare_for_exit",
       [] {
+        torch_adapter::stop_watching_devices();
         torch_adapter::prepare_for_exit();
         exiting.store(true);
         const Deadline deadline = Deadline::after(kExitDelay);

@@ -90,6 +90,18 @@ class ChunkView {
     return true;
   }
 
+  size_t num_pieces(size_t chunk) const { return end_piece(chunk) - first_piece_[chunk]; }
+  // Nothing, beyond the last.
+  Piece piece(size_t chunk, size_t index) const {
+    return index < num_pieces(chunk) ? pieces_[first_piece_[chunk] + index] : Piece{nullptr, 0};
+  }
+  // Of the chunk that has the most.
+  size_t most_pieces() const {
+    size_t most = 0;
+    for (size_t chunk = 0; chunk < num_chunks(); ++chunk) most = std::max(most, num_pieces(chunk));
+    return most;
+  }
+
   size_t most_numel() const {
     size_t most = 0;
     for (size_t chunk = 0; chunk < num_chunks(); ++chunk) most = std::max(most, numel(chunk));

@@ -60,6 +60,13 @@ class Communicator {
   // Null unless an operation failed in a way that made the group unusable.
   std::string failure() const;
 
+  // What start() refuses, for operations that run elsewhere. Raises kInvalidArgument.
+  void validate(const Request& request) const;
+  // Raises kAborted for a group that has been destroyed or is a parent's.
+  void check_open() const;
+  // Puts an operation that runs elsewhere among the events.
+  void note(const Event& event) { events_.add(event); }
+
   // Starts a collective. `request`'s memory stays valid until it has finished. Raises kInvalidArgument, and tells the other
   // ranks so, when op, dtype or root make no sense. Threads that share a group must order their calls themselves.
   std::shared_ptr<Operation> start(Request request, std::chrono::milliseconds timeout);
@@ -106,8 +113,6 @@ class Communicator {
 
  private:
   Communicator(int rank, int world_size, CommunicatorOptions options);
-  void validate(const Request& request) const;
-  void check_open() const;
   void run_alone(const Request& request);
   std::shared_ptr<Driver> driver_of(const Operation& operation) const;
   bool wait_driving(const Operation& operation, const std::shared_ptr<Driver>& driver,

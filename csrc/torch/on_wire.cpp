@@ -45,7 +45,12 @@ Request make_request(const WireCall& call, TensorSet* set, std::vector<at::Tenso
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::on_wire(const WireCall& call,
                                                         const Tensors& outputs,
                                                         const Tensors& inputs) {
-  Call about{c10d::OpType::ALLREDUCE, Collective::kAllReduce, c10d::kUnsetTimeout, call.async,
+  const Tensors& example = inputs.empty() ? outputs : inputs;
+  Call about{c10d::OpType::ALLREDUCE,
+             Collective::kAllReduce,
+             c10d::kUnsetTimeout,
+             call.async,
+             example.empty() ? c10::Device(c10::kCPU) : example[0].device(),
              inputs};
   if (call.collective == name(Collective::kAllGather)) {
     about.type = c10d::OpType::ALLGATHER;

@@ -5,6 +5,7 @@
 #include "torch/call_tag.h"
 #include "torch/compat.h"
 #include "torch/errors.h"
+#include "torch/profiler.h"
 #include "torch/requests.h"
 #include "torch/runtime.h"
 #include "torch/shared_memory.h"
@@ -22,47 +23,6 @@ std::string store_prefix(const std::vector<uint64_t>& global_ranks) {
   std::string prefix = "pycoll";
   for (uint64_t rank : global_ranks) prefix += concat("/", rank);
   return prefix;
-}
-
-const char* profiler_title(c10d::OpType type) {
-  if (!at::hasCallbacks()) return nullptr;
-  if (type == kReduceScatterCoalesced) return "pycoll:reduce_scatter";
-  switch (type) {
-    case c10d::OpType::ALLREDUCE:
-    case c10d::OpType::ALLREDUCE_COALESCED:
-    case c10d::OpType::_ALLREDUCE_SPARSE:
-      return "pycoll:all_reduce";
-    case c10d::OpType::BROADCAST:
-      return "pycoll:broadcast";
-    case c10d::OpType::ALLGATHER:
-    case c10d::OpType::ALLGATHER_COALESCED:
-      return "pycoll:all_gather";
-    case c10d::OpType::_ALLGATHER_BASE:
-      return "pycoll:_all_gather_base";
-    case c10d::OpType::REDUCE_SCATTER:
-      return "pycoll:reduce_scatter";
-    case c10d::OpType::_REDUCE_SCATTER_BASE:
-      return "pycoll:_reduce_scatter_base";
-    case c10d::OpType::REDUCE:
-      return "pycoll:reduce";
-    case c10d::OpType::GATHER:
-      return "pycoll:gather";
-    case c10d::OpType::SCATTER:
-      return "pycoll:scatter";
-    case c10d::OpType::ALLTOALL:
-    case c10d::OpType::ALLTOALL_BASE:
-      return "pycoll:all_to_all";
-    case c10d::OpType::BARRIER:
-      return "pycoll:barrier";
-    case c10d::OpType::SEND:
-      return "pycoll:send";
-    case c10d::OpType::RECV:
-      return "pycoll:recv";
-    case c10d::OpType::RECVANYSOURCE:
-      return "pycoll:recvAnySource";
-    default:
-      return "pycoll:unknown";
-  }
 }
 
 // Input tensors for a profiler, if there is one.
@@ -87,6 +47,10 @@ T& only_list(std::vector<T>& lists, const char* argument) {
 Tensors slice(const Tensors& tensors, Range range) {
   const auto begin = tensors.begin() + static_cast<ptrdiff_t>(range.begin);
   return Tensors(begin, begin + static_cast<ptrdiff_t>(range.numel));
+}
+
+c10::Device device_of(const Tensors& tensors) {
+  return tensors.empty() || !tensors[0].defined() ? c10::Device(c10::kCPU) : tensors[0].device();
 }
 
 // One request for each run of tensors of the same dtype in `leading`.
@@ -137,15 +101,20 @@ void ProcessGroupPycoll::setTimeout(std::chrono::milliseconds timeout) {
 }
 
 c10d::ErrorType ProcessGroupPycoll::getError() {
+  if (const auto group = device_path_.last(); group != nullptr) group->watch();
   return communicator_->failure().empty() ? c10d::ErrorType::SUCCESS : c10d::ErrorType::COMM_ERROR;
 }
 
 void ProcessGroupPycoll::abort() {
+  device_path_.abort(concat("rank ", getRank(), " aborted the group"));
   communicator_->abort(concat("rank ", getRank(), " aborted the group"));
   communicator_->close(std::chrono::milliseconds(0));
 }
 
-void ProcessGroupPycoll::shutdown() { communicator_->close(kShutdownPatience); }
+void ProcessGroupPycoll::shutdown() {
+  device_path_.close(kShutdownPatience);
+  communicator_->close(kShutdownPatience);
+}
 
 at::Tensor ProcessGroupPycoll::allocateTensor(long numel, at::TensorOptions options) {
   TORCH_CHECK_VALUE(options.device().is_cpu() && numel >= 0, "pycoll: allocate_tensor makes CPU ",
@@ -164,9 +133,18 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launched(c10::intrusive_ptr<Pyco
   return work;
 }
 
-void ProcessGroupPycoll::startCoalescing() { coalesced_.emplace(); }
+void ProcessGroupPycoll::startCoalescing() {
+  coalesced_.emplace();
+  device_coalesced_.emplace();
+}
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::endCoalescing() {
+  if (const WorkPtr on_device = end_device_coalescing()) {
+    // What ran on the CPU beside it is over when this returns.
+    for (const auto& part : *coalesced_) part->wait();
+    coalesced_.reset();
+    return on_device;
+  }
   auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, c10d::OpType::COALESCED,
                                               nullptr, Tensors{}, Tensors{});
   if (coalesced_.has_value()) {
@@ -179,6 +157,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::endCoalescing() {
 template <class Build>
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launch(const Call& call, Tensors outputs,
                                                        const Build& build) {
+  if (runs_on_device(call.device)) return launch_on_device(call, std::move(outputs), build);
   auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, call.type,
                                               profiler_title(call.type), call.inputs, outputs);
   translated([&] {
@@ -234,7 +213,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allreduce(Tensors& tensors,
     return all_reduce_sparse_now(tensors, opts);
   }
   return launch({c10d::OpType::ALLREDUCE, Collective::kAllReduce, opts.timeout, opts.asyncOp,
-                 profiled([&] { return tensors; })},
+                 device_of(tensors), profiled([&] { return tensors; })},
                 tensors, [&](TensorSet* set) {
                   return std::vector<Request>{
                       all_reduce_request(set, only(tensors, "tensors"), opts.reduceOp)};
@@ -244,7 +223,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allreduce(Tensors& tensors,
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   return launch({c10d::OpType::ALLREDUCE_COALESCED, Collective::kAllReduce, opts.timeout,
-                 opts.asyncOp, profiled([&] { return tensors; })},
+                 opts.asyncOp, device_of(tensors), profiled([&] { return tensors; })},
                 tensors, [&](TensorSet* set) {
                   return for_runs(tensors, [&](Range run) {
                     return all_reduce_coalesced_request(set, slice(tensors, run), opts.reduceOp);
@@ -256,7 +235,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::broadcast(Tensors& tensors,
                                                           const c10d::BroadcastOptions& opts) {
   const bool is_root = opts.rootRank == getRank();
   return launch({c10d::OpType::BROADCAST, Collective::kBroadcast, opts.timeout, opts.asyncOp,
-                 profiled([&] { return tensors; })},
+                 device_of(tensors), profiled([&] { return tensors; })},
                 tensors, [&](TensorSet* set) {
                   return std::vector<Request>{broadcast_request(
                       set, only(tensors, "tensors"), static_cast<int>(opts.rootRank), is_root)};
@@ -267,7 +246,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather(std::vector<Tensors>& 
                                                           Tensors& inputs,
                                                           const c10d::AllgatherOptions& opts) {
   return launch({c10d::OpType::ALLGATHER, Collective::kAllGather, opts.timeout, opts.asyncOp,
-                 profiled([&] { return inputs; })},
+                 device_of(inputs), profiled([&] { return inputs; })},
                 flatten(outputs), [&](TensorSet* set) {
                   return std::vector<Request>{
                       all_gather_request(set, only_list(outputs, "tensor_list"),
@@ -278,7 +257,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather(std::vector<Tensors>& 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   return launch({c10d::OpType::_ALLGATHER_BASE, Collective::kAllGather, opts.timeout, opts.asyncOp,
-                 profiled([&] { return Tensors{input}; })},
+                 input.device(), profiled([&] { return Tensors{input}; })},
                 {output}, [&](TensorSet* set) {
                   return std::vector<Request>{
                       all_gather_base_request(set, {output}, {input}, getRank(), getSize())};
@@ -290,7 +269,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather_coalesced(
     std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   return launch(
       {c10d::OpType::ALLGATHER_COALESCED, Collective::kAllGather, opts.timeout, opts.asyncOp,
-       profiled([&] { return inputs; })},
+       device_of(inputs), profiled([&] { return inputs; })},
       flatten(outputs), [&](TensorSet* set) {
         std::vector<Request> requests;
         for (size_t i = 0; i < inputs.size(); ++i) {
@@ -310,7 +289,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather_coalesced(
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   return launch({c10d::OpType::ALLGATHER_COALESCED, Collective::kAllGather, opts.timeout,
-                 opts.asyncOp, profiled([&] { return inputs; })},
+                 opts.asyncOp, device_of(inputs), profiled([&] { return inputs; })},
                 outputs, [&](TensorSet* set) {
                   PYCOLL_CHECK_ARG(outputs.size() == inputs.size(), "there are ", outputs.size(),
                                    " output tensors and ", inputs.size(),
@@ -325,7 +304,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather_into_tensor_coalesced(
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce_scatter(
     Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& opts) {
   return launch({c10d::OpType::REDUCE_SCATTER, Collective::kReduceScatter, opts.timeout,
-                 opts.asyncOp, profiled([&] { return flatten(inputs); })},
+                 opts.asyncOp, device_of(outputs), profiled([&] { return flatten(inputs); })},
                 outputs, [&](TensorSet* set) {
                   return std::vector<Request>{reduce_scatter_request(
                       set, only(outputs, "the output"), only_list(inputs, "input_list"),
@@ -336,7 +315,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce_scatter(
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
   return launch({c10d::OpType::_REDUCE_SCATTER_BASE, Collective::kReduceScatter, opts.timeout,
-                 opts.asyncOp, profiled([&] { return Tensors{input}; })},
+                 opts.asyncOp, input.device(), profiled([&] { return Tensors{input}; })},
                 {output}, [&](TensorSet* set) {
                   return std::vector<Request>{reduce_scatter_base_request(
                       set, {output}, {input}, opts.reduceOp, getRank(), getSize())};
@@ -346,7 +325,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::_reduce_scatter_base(
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
   return launch({kReduceScatterCoalesced, Collective::kReduceScatter, opts.timeout, opts.asyncOp,
-                 profiled([&] { return inputs; })},
+                 device_of(inputs), profiled([&] { return inputs; })},
                 outputs, [&](TensorSet* set) {
                   PYCOLL_CHECK_ARG(outputs.size() == inputs.size(), "there are ", outputs.size(),
                                    " output tensors and ", inputs.size(),
@@ -362,7 +341,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce(Tensors& tensors,
                                                        const c10d::ReduceOptions& opts) {
   const bool is_root = opts.rootRank == getRank();
   return launch(
-      {c10d::OpType::REDUCE, Collective::kReduce, opts.timeout, opts.asyncOp,
+      {c10d::OpType::REDUCE, Collective::kReduce, opts.timeout, opts.asyncOp, device_of(tensors),
        profiled([&] { return tensors; })},
       is_root ? tensors : Tensors{}, [&](TensorSet* set) {
         return std::vector<Request>{reduce_request(set, only(tensors, "tensors"), opts.reduceOp,
@@ -375,7 +354,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::gather(std::vector<Tensors>& out
                                                        const c10d::GatherOptions& opts) {
   const bool is_root = opts.rootRank == getRank();
   return launch(
-      {c10d::OpType::GATHER, Collective::kGather, opts.timeout, opts.asyncOp,
+      {c10d::OpType::GATHER, Collective::kGather, opts.timeout, opts.asyncOp, device_of(inputs),
        profiled([&] { return inputs; })},
       flatten(outputs), [&](TensorSet* set) {
         return std::vector<Request>{gather_request(
@@ -389,7 +368,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::scatter(Tensors& outputs,
                                                         const c10d::ScatterOptions& opts) {
   const bool is_root = opts.rootRank == getRank();
   return launch({c10d::OpType::SCATTER, Collective::kScatter, opts.timeout, opts.asyncOp,
-                 profiled([&] { return flatten(inputs); })},
+                 device_of(outputs), profiled([&] { return flatten(inputs); })},
                 outputs, [&](TensorSet* set) {
                   return std::vector<Request>{scatter_request(
                       set, only(outputs, "the output"),
@@ -403,7 +382,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::alltoall_base(at::Tensor& output
                                                               std::vector<int64_t>& input_splits,
                                                               const c10d::AllToAllOptions& opts) {
   return launch({c10d::OpType::ALLTOALL_BASE, Collective::kAllToAll, opts.timeout, opts.asyncOp,
-                 profiled([&] { return Tensors{input}; })},
+                 input.device(), profiled([&] { return Tensors{input}; })},
                 {output}, [&](TensorSet* set) {
                   return std::vector<Request>{all_to_all_single_request(
                       set, output, input, output_splits, input_splits, getSize())};
@@ -413,7 +392,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::alltoall_base(at::Tensor& output
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::alltoall(Tensors& outputs, Tensors& inputs,
                                                          const c10d::AllToAllOptions& opts) {
   return launch({c10d::OpType::ALLTOALL, Collective::kAllToAll, opts.timeout, opts.asyncOp,
-                 profiled([&] { return inputs; })},
+                 device_of(inputs), profiled([&] { return inputs; })},
                 outputs, [&](TensorSet* set) {
                   return std::vector<Request>{all_to_all_request(set, outputs, inputs, getSize())};
                 });
@@ -424,11 +403,18 @@ void ProcessGroupPycoll::monitoredBarrier(const c10d::BarrierOptions& opts, bool
 }
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::barrier(const c10d::BarrierOptions& opts) {
-  return launch({c10d::OpType::BARRIER, Collective::kBarrier, opts.timeout, opts.asyncOp, {}}, {},
-                [](TensorSet*) { return std::vector<Request>(1); });
+  return launch({c10d::OpType::BARRIER,
+                 Collective::kBarrier,
+                 opts.timeout,
+                 opts.asyncOp,
+                 device_of_barrier(opts),
+                 {}},
+                {}, [](TensorSet*) { return std::vector<Request>(1); });
 }
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::send(Tensors& tensors, int dst, int tag) {
+  if (runs_on_device(device_of(tensors)))
+    return message_on_device(tensors, dst, tag, c10d::OpType::SEND);
   constexpr c10d::OpType kType = c10d::OpType::SEND;
   auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, kType,
                                               profiler_title(kType), tensors, Tensors{});
@@ -446,6 +432,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::send(Tensors& tensors, int dst, 
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::receive(Tensors& tensors, int src, int tag,
                                                         c10d::OpType type) {
+  if (runs_on_device(device_of(tensors))) return message_on_device(tensors, src, tag, type);
   auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, type, profiler_title(type),
                                               tensors, tensors);
   translated([&] {

@@ -10,6 +10,8 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "engine/communicator.h"
+#include "torch/device_path.h"
+#include "torch/device_work.h"
 #include "torch/work.h"
 
 namespace pycoll::torch_adapter {
@@ -29,10 +31,15 @@ struct Interpreter {
 };
 
 struct PycollOptions final : c10d::Backend::Options {
-  PycollOptions(std::string algorithm, std::string tuning, std::chrono::milliseconds timeout)
-      : Options("pycoll", timeout), algorithm(std::move(algorithm)), tuning(std::move(tuning)) {}
-  std::string algorithm;  // empty: what the environment says
-  std::string tuning;     // collectives/tuning.h
+  PycollOptions(std::string algorithm, std::string tuning, std::string device_tuning,
+                std::chrono::milliseconds timeout)
+      : Options("pycoll", timeout),
+        algorithm(std::move(algorithm)),
+        tuning(std::move(tuning)),
+        device_tuning(std::move(device_tuning)) {}
+  std::string algorithm;      // empty: what the environment says
+  std::string tuning;         // collectives/tuning.h
+  std::string device_tuning;  // device/selection.h
 };
 
 class ProcessGroupPycoll final : public c10d::Backend {
@@ -63,6 +70,8 @@ class ProcessGroupPycoll final : public c10d::Backend {
                                      const c10::intrusive_ptr<Options>& opts) override;
   void abort() override;
   void shutdown() override;
+  // Makes the group ready for a device, which its first operation there does otherwise. Collective.
+  void eagerConnectSingleDevice(at::Device device) override;
   // Memory that all ranks of the host map, for FSDP2's buffers among others.
   bool supportsTensorAlloc(c10::DeviceIndex device_index) override { return device_index < 0; }
   at::Tensor allocateTensor(long numel, at::TensorOptions options) override;
@@ -98,6 +107,9 @@ class ProcessGroupPycoll final : public c10d::Backend {
                         const c10d::AllToAllOptions& opts) override;
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
 
+  // Lets operations on `tensor`, of torch's symmetric memory, and on parts of it copy nothing. Collective.
+  void register_symmetric(const at::Tensor& tensor);
+
   // A collective whose elements travel in another dtype (docs/quantisation.md): all_reduce, all_gather or reduce_scatter.
   struct WireCall {
     std::string collective;
@@ -125,7 +137,8 @@ class ProcessGroupPycoll final : public c10d::Backend {
     Collective collective;
     std::chrono::milliseconds timeout;
     bool async;
-    Tensors inputs;  // for a profiler's eyes; empty without one
+    c10::Device device;  // of its tensors
+    Tensors inputs;      // for a profiler's eyes; empty without one
   };
   // The last group made by split() or merge(): torch asks once for each device type, with the same store.
   struct Offspring {
@@ -144,6 +157,13 @@ class ProcessGroupPycoll final : public c10d::Backend {
   WorkPtr launch(const Call& call, Tensors outputs, const Build& build);
   WorkPtr all_reduce_sparse_now(Tensors& tensors, const c10d::AllreduceOptions& opts);
   WorkPtr receive(Tensors& tensors, int src, int tag, c10d::OpType type);
+  // The same on a device (device_calls.cpp).
+  WorkPtr launch_on_device(const Call& call, Tensors outputs, const BuildRequests& build);
+  WorkPtr message_on_device(Tensors& tensors, int peer, int tag, c10d::OpType type);
+  WorkPtr launched_on_device(c10::intrusive_ptr<DeviceWork> work);
+  WorkPtr end_device_coalescing();  // null if nothing ran there
+  std::shared_ptr<device::DeviceGroup> device_group(c10::Device device);
+  c10::Device device_of_barrier(const c10d::BarrierOptions& opts) const;
   // The last step of every call.
   WorkPtr launched(c10::intrusive_ptr<PycollWork> work);
   std::chrono::milliseconds effective(std::chrono::milliseconds timeout) const;
@@ -154,7 +174,9 @@ class ProcessGroupPycoll final : public c10d::Backend {
   int shrinks_ = 0;
   Offspring offspring_;
   std::optional<std::vector<c10::intrusive_ptr<PycollWork>>> coalesced_;
+  std::optional<std::vector<c10::intrusive_ptr<DeviceWork>>> device_coalesced_;
   std::shared_ptr<Communicator> communicator_;
+  DevicePath device_path_;
   std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();
 };
 

@@ -21,6 +21,7 @@ c10::intrusive_ptr<PycollOptions> inherit(const PycollOptions& parent,
   if (const auto* own = dynamic_cast<const PycollOptions*>(given.get())) {
     options->algorithm = own->algorithm;
     options->tuning = own->tuning;
+    options->device_tuning = own->device_tuning;
   }
   return options;
 }

@@ -67,7 +67,7 @@ void check_same_shape(const std::vector<at::Tensor>& rows) {
 void all_reduce_sparse(Communicator* communicator, at::Tensor& tensor, const c10d::ReduceOp& op,
                        std::chrono::milliseconds timeout) {
   PYCOLL_CHECK_ARG(tensor.device().is_cpu(), "tensor is on ", tensor.device().str(),
-                   ", and this build of pycoll moves CPU tensors only; move it with .cpu()");
+                   ", and pycoll adds up sparse tensors of CPUs only; move it with .cpu()");
   PYCOLL_CHECK_ARG(op.op_ == c10d::ReduceOp::SUM || op.op_ == c10d::ReduceOp::AVG,
                    "op of an all_reduce of sparse tensors is not SUM or AVG; convert the tensor "
                    "with to_dense()");

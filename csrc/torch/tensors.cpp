@@ -104,10 +104,12 @@ void check_tensor(const at::Tensor& tensor, const char* argument, Role role) {
   PYCOLL_CHECK_ARG(tensor.defined(), argument, " is not a tensor");
   PYCOLL_CHECK_ARG(tensor.layout() == at::kStrided, argument, " has layout ", tensor.layout(),
                    "; convert it with to_dense()");
-  PYCOLL_CHECK_ARG(tensor.device().is_cpu(), argument, " is on ", tensor.device().str(),
-                   ", and this build of pycoll moves CPU tensors only; move it with .cpu(), or use "
-                   "another backend for "
-                   "that device, as in init_process_group(\"cpu:pycoll,cuda:nccl\")");
+  PYCOLL_CHECK_ARG(
+      tensor.device().is_cpu() || tensor.device().is_cuda(), argument, " is on ",
+      tensor.device().str(),
+      ", and pycoll moves tensors of CPUs and of CUDA devices; move it with .cpu(), or "
+      "use another backend for "
+      "that device, as in init_process_group(\"cpu:pycoll,xpu:xccl\")");
   PYCOLL_CHECK_ARG(!tensor.is_quantized(), argument, " is quantised (", dtype_name(tensor),
                    "); send its int_repr(), scale and zero point instead");
   PYCOLL_CHECK_ARG(role == Role::kInput || !overlaps_itself(tensor), argument,
@@ -227,6 +229,11 @@ void TensorSet::bump_versions() const {
 }
 
 void* TensorSet::add(const at::Tensor& tensor, Role role) {
+  if (!held_.empty()) {
+    PYCOLL_CHECK_ARG(tensor.device() == held_[0].device(), "a tensor is on ", tensor.device().str(),
+                     " and another one of the same call on ", held_[0].device().str(),
+                     "; give all the same device");
+  }
   held_.push_back(tensor);
   if (role != Role::kInput) written_.push_back(tensor);
   if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {

@@ -25,7 +25,7 @@ bool travels_as_bytes(const at::Tensor& tensor);
 // "float32", as Python says it.
 const char* dtype_name(const at::Tensor& tensor);
 
-// Raises kInvalidArgument, naming `argument`, unless the tensor is dense, on the CPU, not quantised and, for an output,
+// Raises kInvalidArgument, naming `argument`, unless the tensor is dense, on a CPU or CUDA device, not quantised and, for an output,
 // does not overlap itself.
 void check_tensor(const at::Tensor& tensor, const char* argument, Role role);
 // Raises kInvalidArgument unless both have the same dtype.

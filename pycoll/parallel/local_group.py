@@ -44,7 +44,7 @@ class LocalGroup:
             options.global_ranks_in_group = list(range(world_size))
             options.group_id = "pycoll_local"
             try:
-                self._backends[rank] = extension().create(options, "", "", _TIMEOUT)
+                self._backends[rank] = extension().create(options, "", "", "", _TIMEOUT)
             except BaseException as error:
                 failures.append(error)
 

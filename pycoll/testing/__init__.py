@@ -11,7 +11,9 @@
         pool.run(my_ranks, 10.0)
         pool.run(my_ranks, 20.0)
 
-What a caller can count on:
+    run_streams(my_ranks, 4)               # four threads with a stream each: ranks on one GPU
+
+What a caller of processes can count on:
 
 - A call ends by its deadline. Ranks still running then are killed, and the error says where each
   one stood.
@@ -28,6 +30,7 @@ test what happens at interpreter exit, run a script as a subprocess instead.
 from pycoll.testing.guards import check_guards, guarded
 from pycoll.testing.rank_pool import RankError, RankPool, run_ranks
 from pycoll.testing.rank_process import RankFailure, report_progress
+from pycoll.testing.stream_ranks import run_streams
 
 __all__ = [
     "RankError",
@@ -37,4 +40,5 @@ __all__ = [
     "guarded",
     "report_progress",
     "run_ranks",
+    "run_streams",
 ]

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -300,7 +301,13 @@ void Scheduler::yield_to_other_schedulers() {
   if (++spins_in_a_row_ % 64 == 0) sched_yield();
 }
 
-uint64_t Scheduler::clock_ns() { return accesses_ + switches_ + idle_ns_; }
+uint64_t Scheduler::clock_ns() {
+  if (!options_.alone) {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return static_cast<uint64_t>(std::chrono::nanoseconds(now).count());
+  }
+  return accesses_ + switches_ + idle_ns_;
+}
 
 void Scheduler::idle() {
   idle_rounds_ = stores_ == stores_when_idle_ ? idle_rounds_ + 1 : 0;

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "buffers.h"
@@ -33,7 +34,8 @@ struct Options {
   // Blocks that run at once on a device; the others wait until one ends. 0: no limit.
   int resident_blocks = 0;
   bool one_device = false;  // all ranks share one device, rather than having one each
-  // Nobody else writes to the memory: if all threads wait, they wait forever. Not so when each rank has a scheduler of its own.
+  // Nobody else writes to the memory: if all threads wait, they wait forever. Not so when each rank has a scheduler of its own;
+  // then kernels' clocks are the host's.
   bool alone = true;
   uint64_t max_steps = 500'000'000;  // visible accesses and changes of thread
 };
@@ -69,6 +71,8 @@ struct Launch {
 class Stream {
  public:
   void launch(Launch launch) { launches_.push_back(std::move(launch)); }
+  // What was launched, which then does not run here.
+  std::vector<Launch> take() { return std::exchange(launches_, {}); }
 
  private:
   friend class Scheduler;

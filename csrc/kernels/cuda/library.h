@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/bucket.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/mapped.h"
 
 namespace pycoll::cuda {
 
@@ -26,6 +27,8 @@ struct Launchers {
   decltype(&launch_unflatten) unflatten = launch_unflatten;
   decltype(&launch_quantise) quantise = launch_quantise;
   decltype(&launch_dequantise) dequantise = launch_dequantise;
+  decltype(&launch_reduce_mapped) reduce_mapped = launch_reduce_mapped;
+  decltype(&launch_send_mapped) send_mapped = launch_send_mapped;
 };
 
 }  // namespace pycoll::cuda

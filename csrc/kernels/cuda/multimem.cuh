@@ -2,14 +2,13 @@
 // to that place of all. In all_reduce a rank asks for the sum of its part and writes it to all at once; in reduce_scatter it keeps it; in
 // all_gather it writes its own chunk to all. 2 S / n bytes each way for a rank, or half of that.
 //
-// Ranks meet before, so that all data is there, and each block tells all others afterwards that its part is done; a kernel ends when
-// its blocks have heard from all, so later kernels find the results. One place is read and written by one thread of one rank.
+// shares.cuh says when all is there, and when it is over.
 //
 // sm_90 and later; compiled for others these do nothing, and the launchers refuse (multimem.cu).
 #pragma once
 
-#include "kernels/cuda/direct.cuh"
 #include "kernels/cuda/elements.cuh"
+#include "kernels/cuda/shares.cuh"
 
 namespace pycoll::cuda {
 
@@ -62,19 +61,9 @@ PYCOLL_DEVICE void multimem_store(Vector16* p, const Vector16& v) {
                  : "memory");
 }
 
-// Meets, gives this rank's share of `num_units` to `fn(unit)`, and waits until all ranks are done.
 template <class Args, class Fn>
 PYCOLL_DEVICE void run_multimem(const Args& args, size_t num_units, Fn fn) {
-  constexpr int kDone = 0;
-  const BlockGroup block;
-  const Meeting meeting(args.group, block);
-  if (!meeting.begin({}, nullptr)) return;
-  const Share share = share_of_grid(block);
-  for (size_t unit = share.first; unit < num_units; unit += share.stride) fn(unit);
-  const DirectLanes lanes(args.group, args.staging, block, meeting.epoch());
-  lanes.post(kDone, 1, Everybody{});
-  if (!lanes.wait(kDone, 1, Phase::kMultimemDone, Everybody{})) return;
-  meeting.end();
+  run_on_shares(args, {}, nullptr, num_units, Phase::kMultimemDone, fn);
 }
 
 template <class Element>

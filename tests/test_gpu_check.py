@@ -1,0 +1,144 @@
+"""tools/gpu_check.py: what it does without a GPU, on the simulator, and when a part of it goes wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return load(ROOT / "tools/gpu_check.py")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "tools/gpu_check.py", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_without_a_gpu_the_plan_is_printed(tmp_path: Path, script: ModuleType) -> None:
+    output = tmp_path / "check.json"
+    done = run("--output", str(output))
+    assert done.returncode == 0, done.stderr
+    assert "skipped" in done.stdout
+    assert all(part.name in done.stdout for part in script.PARTS)
+    assert not output.exists()
+
+
+@pytest.mark.slow
+def test_the_simulator_passes(tmp_path: Path) -> None:
+    output = tmp_path / "check.json"
+    done = run("--simulate", "--output", str(output))
+    assert done.returncode == 0, done.stdout + output.read_text()
+    parts = json.loads(output.read_text())["parts"]
+    assert {name: part["status"] for name, part in parts.items()} == {
+        "streams_2": "ok",
+        "processes_2": "ok",
+    }
+
+
+@pytest.mark.slow
+def test_a_wrong_result_is_told(tmp_path: Path, script: ModuleType) -> None:
+    """The check itself, with sums that it must refuse."""
+    (tmp_path / "broken.py").write_text(
+        "import sys; sys.path.insert(0, 'tools/gpu_parts')\n"
+        "import correctness, json\n"
+        "right = correctness.summed\n"
+        "correctness.summed = lambda n, numel, dtype: right(n, numel, dtype).roll(1)\n"
+        "print(json.dumps(correctness.streams('2')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "broken.py")],
+        cwd=ROOT,
+        env=os.environ | {"PYCOLL_GPU_CHECK_SIMULATE": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    wrong = json.loads(done.stdout)["wrong"]
+    assert any("all_reduce of 1009" in text for text in wrong), done.stdout + done.stderr
+    del script
+
+
+def test_a_part_that_goes_wrong_does_not_take_the_rest(tmp_path: Path, script: ModuleType) -> None:
+    def part(name: str, code: str, **more: object) -> object:
+        command = (sys.executable, "-c", code, "{result}")
+        return script.Part(name, "", **{"limit_s": 20.0, "command": command, **more})
+
+    leaves_a_child = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(60)"
+    )
+    write = "import sys; open(sys.argv[1], 'w').write('{\"rate\": 7}')"
+    output = tmp_path / "check.json"
+    parts = [
+        part("crashes", "import os; print('last words', flush=True); os.abort()"),
+        part("hangs", leaves_a_child, limit_s=2.0),
+        part("lacks", "", needs="no-such-program"),
+        part("works", write),
+        part("fails_after_it_has_measured", write + "; sys.exit(1)"),
+    ]
+    assert not script.run(parts, output, dict(os.environ), 60.0)
+    found = json.loads(output.read_text())["parts"]
+    assert [found[p.name]["status"] for p in parts] == [
+        "failed",
+        "timed out",
+        "skipped",
+        "ok",
+        "failed",
+    ]
+    assert "last words" in found["crashes"]["tail"]
+    assert found["works"]["rate"] == found["fails_after_it_has_measured"]["rate"] == 7
+    child = Path("/proc") / (tmp_path / "pid").read_text() / "stat"
+    deadline = time.monotonic() + 10
+    while child.exists() and child.read_text().split()[2] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not child.exists() or child.read_text().split()[2] == "Z", "a part's child lives on"
+    assert script.run([part("late", "")], output, dict(os.environ), 0.5)
+    assert json.loads(output.read_text())["parts"]["late"]["status"] == "skipped"
+
+
+def test_limits_leave_room_for_all(script: ModuleType) -> None:
+    assert script.TOTAL_S < 8 * 60
+    assert all(5 <= part.limit_s < script.TOTAL_S for part in script.PARTS)
+
+
+def test_launchers_are_those_of_the_library() -> None:
+    kernels = load(ROOT / "tools/gpu_parts/kernels.py")
+    header = (ROOT / "csrc/kernels/cuda/library.h").read_text(encoding="utf-8")
+    assert tuple(re.findall(r"decltype\([^)]*\) (\w+) =", header)) == kernels.LAUNCHERS
+    args = (ROOT / "csrc/kernels/cuda/bucket.h").read_text(encoding="utf-8")
+    body = args.split("struct BucketArgs {")[1].split("bool moves")[0]
+    members = re.findall(r"^  [\w:* ]+?[\s*](\w+) = [^;]+;", body, re.MULTILINE)
+    assert members == [name for name, _ in kernels.BucketArgs._fields_]

@@ -1,0 +1,40 @@
+"""Runs one part of tools/gpu_check.py: python run.py FUNCTION RESULT [ARGUMENT …]; what it returns becomes JSON.
+
+A part that has found something wrong raises after it has written what it knows.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import correctness
+import measure
+import rivals
+
+FUNCTIONS = {
+    "streams": correctness.streams,
+    "processes": correctness.processes,
+    "hooks": correctness.hooks,
+    "buckets": measure.buckets,
+    "all_reduce": measure.all_reduce,
+    "latency": measure.latency,
+    "symm_mem": rivals.symm_mem,
+    "nccl": rivals.nccl,
+}
+
+
+def main() -> int:
+    function, result, *arguments = sys.argv[1:]
+    found = FUNCTIONS[function](*arguments)
+    Path(result).write_text(json.dumps(found), encoding="utf-8")
+    wrong = found.get("wrong", [])
+    print(*wrong, sep="\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
