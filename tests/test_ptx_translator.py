@@ -39,6 +39,7 @@ def translated(body: str) -> str:
     [
         "frobnicate.b32 %r1, %r2;",
         "add.ftz.f32 %r1, %r2, %r3;",
+        "mul.rn.f32x2 %rd1, %rd2, %rd3;",
         "div.full.f32 %r1, %r2, %r3;",
         "fma.rn.ftz.f32 %r1, %r2, %r3, %r4;",
         "cvt.rn.satfinite.e4m3x2.f32 %rs1, %r2, %r3;",

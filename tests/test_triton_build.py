@@ -97,7 +97,9 @@ def test_kernels_compile(arch: int, tmp_path: Path) -> None:
         # Every signal has system scope.
         assert not re.search(r"\.(gpu|cta)\.(acquire|release|acq_rel)", ptx), name
         assert json.loads((tmp_path / f"{name}.json").read_text())["shared"] < 48 << 10, name
-    for name in specifications_of(tuple(set(names) & set(ALIGNED))):
+    for name, what in specifications_of(tuple(set(names) & set(ALIGNED))).items():
+        if dict(what.constants)["UNIT"] == 1:  # the last block of a quantised tensor
+            continue
         ptx = (tmp_path / f"{name}.ptx").read_text(encoding="utf-8")
         loops = innermost_loops(ptx)
         widest = {

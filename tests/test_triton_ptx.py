@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,15 @@ def folder_of(triton: str) -> Path | None:
 
 
 @functools.cache
-def case_file(name: str) -> tuple[Path, dict[str, Specification]]:
-    import tempfile
+def case_folder() -> tempfile.TemporaryDirectory[str]:
+    """Of all cases; it goes when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="pycoll-triton-")
 
-    folder = Path(tempfile.mkdtemp(prefix=f"pycoll-{name}-"))
+
+@functools.cache
+def case_file(name: str) -> tuple[Path, dict[str, Specification]]:
+    folder = Path(case_folder().name) / name
+    folder.mkdir()
     with arena_in(folder) as arena:
         case = build_case(name, arena)
         return case.write(folder), case.specifications()

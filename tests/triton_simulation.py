@@ -97,6 +97,7 @@ class Arena:
 
     def close(self) -> None:
         self._libc.munmap(ctypes.c_void_p(ARENA_ADDRESS), ctypes.c_size_t(ARENA_BYTES))
+        self.path.unlink()
 
 
 @contextmanager

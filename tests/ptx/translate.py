@@ -80,6 +80,8 @@ class Instruction:
 
     @property
     def type(self) -> str:
+        if not self.types:
+            raise self.unknown()
         return self.types[-1]
 
     def unknown(self) -> UnknownPtxError:
