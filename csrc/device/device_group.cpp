@@ -380,8 +380,8 @@ std::string DeviceGroup::text_of_record() {
   const std::string theirs = describe_fingerprint(record.seen);
   return concat(text, "ranks disagree about an operation: rank ", self, " called ", mine, ", rank ",
                 peer, " ", theirs,
-                mine == theirs ? ", with other sizes, splits, wire format or tag, or with a "
-                                 "symmetric tensor on one of them only"
+                mine == theirs ? ", with other sizes, splits, wire format or tag, or "
+                                 "with symmetric tensors at another place"
                                : "",
                 "; all ranks have to make the same calls in the same order");
 }
