@@ -280,6 +280,7 @@ def capture_and_replay() -> None:
         dist.barrier()
         # The last operation before the capture was in another stream: the graph must not wait for it.
         dist.all_reduce(torch.ones(3), async_op=True).wait()
+        dist.all_reduce(torch.ones(3), async_op=True)  # dropped: the group keeps its tensor
         with dev.capture() as graph:
             dist.all_reduce(x)
             work = dist.all_gather_into_tensor(whole, y, async_op=True)

@@ -203,6 +203,8 @@ void DeviceGroup::keep(const Launched& launched, std::shared_ptr<void> used) {
 
 // On a thread of the program, since Python's objects may go with it.
 void DeviceGroup::drop_kept() {
+  // While a stream is captured no event may be asked.
+  if (device_->capture_id(device_->current_stream()) != 0) return;
   std::vector<std::shared_ptr<void>> dropped;  // outside the lock
   std::lock_guard<std::mutex> lock(mutex_);
   std::erase_if(kept_, [&](auto& entry) {
