@@ -93,7 +93,7 @@ class ChunkView {
   size_t num_pieces(size_t chunk) const { return end_piece(chunk) - first_piece_[chunk]; }
   // Nothing, beyond the last.
   Piece piece(size_t chunk, size_t index) const {
-    return index < num_pieces(chunk) ? pieces_[first_piece_[chunk] + index] : Piece{nullptr, 0};
+    return index < num_pieces(chunk) ? pieces_[first_piece_[chunk] + index] : Piece{nullptr, 0, 0};
   }
   // Of the chunk that has the most.
   size_t most_pieces() const {

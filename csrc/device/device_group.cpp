@@ -203,6 +203,8 @@ void DeviceGroup::keep(const Launched& launched, std::shared_ptr<void> used) {
 
 // On a thread of the program, since Python's objects may go with it.
 void DeviceGroup::drop_kept() {
+  // While a stream is captured no event may be asked.
+  if (device_->capture_id(device_->current_stream()) != 0) return;
   std::vector<std::shared_ptr<void>> dropped;  // outside the lock
   std::lock_guard<std::mutex> lock(mutex_);
   std::erase_if(kept_, [&](auto& entry) {
@@ -380,8 +382,8 @@ std::string DeviceGroup::text_of_record() {
   const std::string theirs = describe_fingerprint(record.seen);
   return concat(text, "ranks disagree about an operation: rank ", self, " called ", mine, ", rank ",
                 peer, " ", theirs,
-                mine == theirs ? ", with other sizes, splits, wire format or tag, or with a "
-                                 "symmetric tensor on one of them only"
+                mine == theirs ? ", with other sizes, splits, wire format or tag, or "
+                                 "with symmetric tensors at another place"
                                : "",
                 "; all ranks have to make the same calls in the same order");
 }

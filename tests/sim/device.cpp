@@ -151,6 +151,10 @@ void SimulatedDevice::wait(const device::Stream& stream, const device::Event& ev
 bool SimulatedDevice::has_passed(const device::Event& event) {
   const std::shared_ptr<EventState>& state = state_of(event);
   if (state->capture != 0) misuse("an event of a capture is asked whether it has passed");
+  {
+    std::lock_guard lock(mutex_);
+    check_not_capturing("an event is asked whether it has passed");
+  }
   return state->passed.load();
 }
 

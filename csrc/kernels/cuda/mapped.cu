@@ -3,22 +3,8 @@
 
 namespace pycoll::cuda {
 
-namespace {
-
-// What dispatch.cuh asks of a reduction's arguments; units are counted from the data's beginning.
-struct ReduceMappedCall : ReduceMappedArgs {
-  static constexpr size_t lead_bytes = 0;
-};
-
-template <class Element>
-struct Kernel : ReduceMappedKernel<Element> {
-  using Args = ReduceMappedCall;
-};
-
-}  // namespace
-
 void launch_reduce_mapped(const ReduceMappedArgs& args, LaunchConfig config, void* stream) {
-  launch_reduction<Kernel>(ReduceMappedCall{args}, config, stream);
+  launch_reduction<ReduceMappedKernel>(args, config, stream);
 }
 
 void launch_send_mapped(const SendMappedArgs& args, LaunchConfig config, void* stream) {

@@ -9,6 +9,7 @@ namespace pycoll::cuda {
 // null. Ranges of different ranks do not overlap, so an output may be the input: of all_reduce each rank takes a range and writes to all;
 // of reduce_scatter it writes to its own output only. Nobody returns before all have read and written.
 struct ReduceMappedArgs {
+  static constexpr size_t lead_bytes = 0;  // units are counted from element `begin`
   Group group;
   PeerTable input;   // the whole tensor of each rank
   PeerTable output;  // where element `begin` goes
