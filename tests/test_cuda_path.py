@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from checker import assert_same_bits
+from cuda_sim_programs import build
 from simulated_device import SimulatedDevice
 from torch import Tensor
 
@@ -34,12 +35,15 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.float16, torch.uint8
 NUMELS = (1, 61, 1009, 5003)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _simulator() -> None:
+    """Compiled before ranks start, whose time is limited."""
+    build("none", ["libpycoll_sim.so"])
+
+
 @functools.cache
 def device() -> SimulatedDevice:
     """This rank's."""
-    from simulated_kernels import library
-
-    library()
     return SimulatedDevice(seed=dist.get_rank() + 1)
 
 
