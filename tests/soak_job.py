@@ -193,7 +193,13 @@ class Job:
                 return
             except RuntimeError:
                 # Who waits for a rank that has gone on already hears of that one instead.
-                if self.victim is None or self.victim not in pycoll.dead_ranks():
+                # A process whose memory is gone is known to be dead a moment later.
+                patience = time.monotonic() + 5
+                while self.victim is not None and self.victim not in pycoll.dead_ranks():
+                    if time.monotonic() > patience:
+                        raise
+                    time.sleep(0.01)
+                if self.victim is None:
                     raise
                 self.go_on()
 

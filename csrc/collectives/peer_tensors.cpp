@@ -114,10 +114,6 @@ void PeerTensors::in_blocks(const Group::Touching& touching, int rank, size_t pl
     try {
       transfer(pid_of(rank), announced(rank, place) + offset + done, done, here);
     } catch (const Error& error) {
-      const Member& member = context_.group.member(rank);
-      if (error.kind() == ErrorKind::kPeerFailed && member.peer != nullptr &&
-          member.peer->liveness != nullptr)
-        member.peer->liveness->mark_ended();
       context_.group.check_member(rank);
       fail(error.kind(), "the tensor of rank ", rank, ": ", error.what());
     }

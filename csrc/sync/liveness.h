@@ -14,8 +14,6 @@ class Liveness {
   Liveness(UniqueFd socket, int pid);
 
   bool alive() const;
-  // The process's memory is gone already, which its descriptors tell a moment later.
-  void mark_ended() const { dead_.store(true, std::memory_order_relaxed); }
   int pid() const { return pid_; }
 
  private:
