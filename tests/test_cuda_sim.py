@@ -29,7 +29,11 @@ def left_to_full(sanitizer: str, program: str) -> bool:
     """What takes long and adds little: all dtypes, and with ThreadSanitizer what has no new signals."""
     if sanitizer == "thread":
         return program not in ("test_simulator", "test_protocols")
-    return sanitizer == "address" and program in ("test_collectives", "test_quantised")
+    return sanitizer == "address" and program in (
+        "test_collectives",
+        "test_protocols",
+        "test_quantised",
+    )
 
 
 def marks(sanitizer: str, program: str) -> list[pytest.MarkDecorator]:

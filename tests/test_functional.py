@@ -305,7 +305,10 @@ def test_a_transposed_tensor_is_reduced(pool: Pools) -> None:
     assert pool(2).run(reduce_a_transposed_tensor) == [[[3.0] * 6] * 2] * 2
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend",
+    ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.full])],
+)
 def test_compiled_layers_compute_what_eager_ones_do(pool: Pools, backend: str) -> None:
     for eager, compiled in pool(2).run(compiled_forward_and_backward, backend, timeout=240):
         assert compiled == eager

@@ -63,14 +63,16 @@ LARGE = [
     Model("one_exchange", {"BLOCKS": 8}),
     Model("two_shot", {"BLOCKS": 7}),
     Model("two_shot", {"COUNTERS": 3, "BLOCKS": 6}),
-    Model("broadcast", {"N": 4}),
     Model("ring_pipeline", {"SHORT": 1, "SEGMENTS": 9}),
-    Model("ring_pipeline", {"N": 4, "STEPS": 4, "SLOTS": 5}),
-    Model("ring_pipeline", {"N": 4, "SLOTS": 8, "SEGMENTS": 4, "COUNT_ONLY": None}),
     Model("messages", {"SLOTS": 2, "MESSAGES": 3}),
     Model("driver", {"WAITERS": 2}),
     Model("cuda_direct", {"N": 4, "ITERATIONS": 3}),
     Model("cuda_ring", {"N": 5, "SEGMENTS": 1}),
+]
+LARGEST = [
+    Model("broadcast", {"N": 4}),
+    Model("ring_pipeline", {"N": 4, "STEPS": 4, "SLOTS": 5}),
+    Model("ring_pipeline", {"N": 4, "SLOTS": 8, "SEGMENTS": 4, "COUNT_ONLY": None}),
 ]
 
 DEADLOCK = "invalid end state"
@@ -164,7 +166,11 @@ def test_right(model: Model) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", LARGE, ids=str)
+@pytest.mark.parametrize(
+    "model",
+    [*LARGE, *(pytest.param(model, marks=pytest.mark.full) for model in LARGEST)],
+    ids=str,
+)
 def test_large(model: Model) -> None:
     check_right(model, timeout_s=400)
 

@@ -17,7 +17,7 @@ using pycoll::cpu::TileKernels;
 namespace {
 
 std::vector<const TileKernels*> tables() {
-  const TileKernels* found[3];
+  const TileKernels* found[cpu::kMostTileKernels];
   const size_t count = cpu::available_tile_kernels(found);
   return {found, found + count};
 }

@@ -12,7 +12,7 @@ namespace {
 int at(DType dtype) { return static_cast<int>(dtype); }
 
 std::vector<const TileKernels*> tables() {
-  const TileKernels* found[3];
+  const TileKernels* found[cpu::kMostTileKernels];
   return {found, found + cpu::available_tile_kernels(found)};
 }
 

@@ -34,7 +34,7 @@ inline float bf16_to_float(u16 x) { return float_of(u32{x} << 16); }
 inline u16 float_to_bf16(float x) {
   const u32 bits = bits_of(x);
   const u32 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : static_cast<u16>(rounded);
+  return x != x ? 0x7fc0 : static_cast<u16>(rounded);
 }
 
 inline float f16_to_float(u16 x) {

@@ -12,9 +12,12 @@ const TileKernels& table();
 namespace avx512 {
 const TileKernels& table();
 }
+namespace avx512bf16 {
+const TileKernels& table();
+}
 #endif
 
-size_t available_tile_kernels(const TileKernels* tables[3]) {
+size_t available_tile_kernels(const TileKernels* tables[kMostTileKernels]) {
   size_t count = 0;
   tables[count++] = &scalar::table();
 #if defined(__x86_64__)
@@ -25,6 +28,7 @@ size_t available_tile_kernels(const TileKernels* tables[3]) {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
       tables[count++] = &avx512::table();
+      if (__builtin_cpu_supports("avx512bf16")) tables[count++] = &avx512bf16::table();
     }
   }
 #endif
@@ -33,7 +37,7 @@ size_t available_tile_kernels(const TileKernels* tables[3]) {
 
 const TileKernels& tile_kernels() {
   static const TileKernels& best = []() -> const TileKernels& {
-    const TileKernels* tables[3];
+    const TileKernels* tables[kMostTileKernels];
     return *tables[available_tile_kernels(tables) - 1];
   }();
   return best;

@@ -59,7 +59,8 @@ struct TileKernels {
 
 const TileKernels& tile_kernels();
 
-// Those that this CPU can run, worst first: for tests that compare them.
-size_t available_tile_kernels(const TileKernels* tables[3]);
+// Those that this CPU can run, worst first: for tests that compare them. How many.
+inline constexpr size_t kMostTileKernels = 4;
+size_t available_tile_kernels(const TileKernels* tables[kMostTileKernels]);
 
 }  // namespace pycoll::cpu

@@ -126,7 +126,7 @@ typedef u32 WordOf16 __attribute__((aligned(2), may_alias));
 inline u32 round_to_upper(float x) {
   const u32 bits = bits_of(x);
   const u32 rounded = bits + 0x7fff + ((bits >> 16) & 1);
-  return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc00000 : rounded;
+  return x != x ? 0x7fc00000 : rounded;
 }
 
 void add_bf16(void* dst, const void* a, const void* b, std_size numel) {
