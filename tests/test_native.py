@@ -13,7 +13,13 @@ PROGRAMS = programs()
 BUILT: set[str] = set()
 
 # ThreadSanitizer has nothing to see in them: neither threads nor memory that processes share.
-SINGLE_THREADED = {"test_bucket", "test_conversions", "test_kernels", "test_quantise", "test_topology"}
+SINGLE_THREADED = {
+    "test_bucket",
+    "test_conversions",
+    "test_kernels",
+    "test_quantise",
+    "test_topology",
+}
 
 
 def left_to_full(sanitizer: str, program: str) -> bool:
