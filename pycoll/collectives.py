@@ -31,9 +31,9 @@ from pycoll.backend import backend_of, extension
 Group = dist.ProcessGroup | None
 Op = dist.ReduceOp | dist.ReduceOp.RedOpType | str
 
-# Operators by their names and by torch's values: what most calls pass, found without asking torch.
-_NAMED_OPS = {
-    key: dist.ReduceOp(value)
+# Numbers of operators by their names and by torch's values: what most calls pass, found without asking torch.
+_NAMED_OPS: dict[Any, int] = {
+    key: value.value
     for name, value in dist.ReduceOp.RedOpType.__members__.items()
     if name not in ("PREMUL_SUM", "UNUSED")
     for key in (name.lower(), value)
@@ -150,11 +150,11 @@ def _all_reduced_directly(tensor: torch.Tensor, op: Op, group: Group) -> bool:
     exchange of a small tensor. False, and nothing has happened, for arguments that need a closer look.
     """
     try:
-        named = _NAMED_OPS[cast("str", op)]
+        number = _NAMED_OPS[op]
     except (KeyError, TypeError):
         return False
     chosen = c10d._world.default_pg if group is None else group
-    return extension().all_reduce(chosen, tensor, named)
+    return extension().all_reduce(chosen, tensor, number)
 
 
 def reduce(

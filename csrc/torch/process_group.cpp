@@ -154,30 +154,47 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::endCoalescing() {
   return work;
 }
 
+// One request or several, as `build` makes them; if it cannot, the other ranks hear of it.
+template <class Build>
+auto ProcessGroupPycoll::built(Collective collective, TensorSet* set, const Build& build) {
+  try {
+    return build(set);
+  } catch (const std::exception& error) {  // also for want of memory for a contiguous copy
+    communicator_->refuse(collective, error.what());
+    throw;
+  }
+}
+
+// What does not depend on the collective. `set` has to outlive the operations.
+void ProcessGroupPycoll::prepare(TensorSet* set, std::span<Request> requests) {
+  if (set->needs_copies()) {
+    requests.front().before = [set] { set->fill_stand_ins(); };
+    requests.back().after = [set] { set->copy_back(); };
+  }
+  set->bump_versions();
+  std::string tag = thread_tag();
+  if (tag.empty() && communicator_->compares_call_sites()) tag = interpreter_.call_site();
+  if (tag.empty()) return;
+  for (Request& request : requests) request.tag = tag;
+}
+
 template <class Build>
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launch(const Call& call, Tensors outputs,
                                                        const Build& build) {
-  if (runs_on_device(call.device)) return launch_on_device(call, std::move(outputs), build);
+  if (runs_on_device(call.device)) {
+    return launch_on_device(call, std::move(outputs), [&](TensorSet* set) {
+      auto requests = build(set);
+      const std::span<Request> each = all(requests);
+      return std::vector<Request>(std::move_iterator(each.begin()), std::move_iterator(each.end()));
+    });
+  }
   auto work = c10::make_intrusive<PycollWork>(communicator_, in_flight_, call.type,
                                               profiler_title(call.type), call.inputs, outputs);
   translated([&] {
-    std::vector<Request> requests;
-    try {
-      requests = build(&work->tensors());
-    } catch (const std::exception& error) {  // also for want of memory for a contiguous copy
-      communicator_->refuse(call.collective, error.what());
-      throw;
-    }
-    if (work->tensors().needs_copies()) {
-      requests.front().before = [w = work.get()] { w->tensors().fill_stand_ins(); };
-      requests.back().after = [w = work.get()] { w->tensors().copy_back(); };
-    }
-    work->tensors().bump_versions();
-    std::string tag = thread_tag();
-    if (tag.empty() && communicator_->compares_call_sites()) tag = interpreter_.call_site();
     const std::chrono::milliseconds timeout = effective(call.timeout);
-    for (Request& request : requests) {
-      request.tag = tag;
+    auto requests = built(call.collective, &work->tensors(), build);
+    prepare(&work->tensors(), all(requests));
+    for (Request& request : all(requests)) {
       if (call.async) {
         work->add(communicator_->start(std::move(request), timeout));
       } else {
@@ -215,9 +232,29 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allreduce(Tensors& tensors,
   return launch({c10d::OpType::ALLREDUCE, Collective::kAllReduce, opts.timeout, opts.asyncOp,
                  device_of(tensors), profiled([&] { return tensors; })},
                 tensors, [&](TensorSet* set) {
-                  return std::vector<Request>{
-                      all_reduce_request(set, only(tensors, "tensors"), opts.reduceOp)};
+                  return all_reduce_request(set, only(tensors, "tensors"), opts.reduceOp);
                 });
+}
+
+void ProcessGroupPycoll::all_reduce_now(at::Tensor& tensor, const c10d::ReduceOp& op) {
+  const bool needs_work = tensor.layout() == at::kSparse || runs_on_device(tensor.device()) ||
+                          coalesced_.has_value() ||
+                          profiler_title(c10d::OpType::ALLREDUCE) != nullptr;
+  if (needs_work) {
+    Tensors tensors{tensor};
+    c10d::AllreduceOptions options;
+    options.reduceOp = op;
+    options.asyncOp = false;
+    allreduce(tensors, options)->wait();
+    return;
+  }
+  translated([&] {
+    TensorSet set;
+    Request request = built(Collective::kAllReduce, &set,
+                            [&](TensorSet* own) { return all_reduce_request(own, tensor, op); });
+    prepare(&set, all(request));
+    communicator_->run(std::move(request), communicator_->timeout());
+  });
 }
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allreduce_coalesced(
@@ -237,8 +274,8 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::broadcast(Tensors& tensors,
   return launch({c10d::OpType::BROADCAST, Collective::kBroadcast, opts.timeout, opts.asyncOp,
                  device_of(tensors), profiled([&] { return tensors; })},
                 tensors, [&](TensorSet* set) {
-                  return std::vector<Request>{broadcast_request(
-                      set, only(tensors, "tensors"), static_cast<int>(opts.rootRank), is_root)};
+                  return broadcast_request(set, only(tensors, "tensors"),
+                                           static_cast<int>(opts.rootRank), is_root);
                 });
 }
 
@@ -248,9 +285,8 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::allgather(std::vector<Tensors>& 
   return launch({c10d::OpType::ALLGATHER, Collective::kAllGather, opts.timeout, opts.asyncOp,
                  device_of(inputs), profiled([&] { return inputs; })},
                 flatten(outputs), [&](TensorSet* set) {
-                  return std::vector<Request>{
-                      all_gather_request(set, only_list(outputs, "tensor_list"),
-                                         only(inputs, "the input"), getRank(), getSize())};
+                  return all_gather_request(set, only_list(outputs, "tensor_list"),
+                                            only(inputs, "the input"), getRank(), getSize());
                 });
 }
 
@@ -259,8 +295,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::_allgather_base(
   return launch({c10d::OpType::_ALLGATHER_BASE, Collective::kAllGather, opts.timeout, opts.asyncOp,
                  input.device(), profiled([&] { return Tensors{input}; })},
                 {output}, [&](TensorSet* set) {
-                  return std::vector<Request>{
-                      all_gather_base_request(set, {output}, {input}, getRank(), getSize())};
+                  return all_gather_base_request(set, {output}, {input}, getRank(), getSize());
                 });
 }
 
@@ -306,9 +341,9 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce_scatter(
   return launch({c10d::OpType::REDUCE_SCATTER, Collective::kReduceScatter, opts.timeout,
                  opts.asyncOp, device_of(outputs), profiled([&] { return flatten(inputs); })},
                 outputs, [&](TensorSet* set) {
-                  return std::vector<Request>{reduce_scatter_request(
-                      set, only(outputs, "the output"), only_list(inputs, "input_list"),
-                      opts.reduceOp, getRank(), getSize())};
+                  return reduce_scatter_request(set, only(outputs, "the output"),
+                                                only_list(inputs, "input_list"), opts.reduceOp,
+                                                getRank(), getSize());
                 });
 }
 
@@ -317,8 +352,8 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::_reduce_scatter_base(
   return launch({c10d::OpType::_REDUCE_SCATTER_BASE, Collective::kReduceScatter, opts.timeout,
                  opts.asyncOp, input.device(), profiled([&] { return Tensors{input}; })},
                 {output}, [&](TensorSet* set) {
-                  return std::vector<Request>{reduce_scatter_base_request(
-                      set, {output}, {input}, opts.reduceOp, getRank(), getSize())};
+                  return reduce_scatter_base_request(set, {output}, {input}, opts.reduceOp,
+                                                     getRank(), getSize());
                 });
 }
 
@@ -340,27 +375,26 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce_scatter_tensor_coalesced(
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::reduce(Tensors& tensors,
                                                        const c10d::ReduceOptions& opts) {
   const bool is_root = opts.rootRank == getRank();
-  return launch(
-      {c10d::OpType::REDUCE, Collective::kReduce, opts.timeout, opts.asyncOp, device_of(tensors),
-       profiled([&] { return tensors; })},
-      is_root ? tensors : Tensors{}, [&](TensorSet* set) {
-        return std::vector<Request>{reduce_request(set, only(tensors, "tensors"), opts.reduceOp,
-                                                   static_cast<int>(opts.rootRank), is_root)};
-      });
+  return launch({c10d::OpType::REDUCE, Collective::kReduce, opts.timeout, opts.asyncOp,
+                 device_of(tensors), profiled([&] { return tensors; })},
+                is_root ? tensors : Tensors{}, [&](TensorSet* set) {
+                  return reduce_request(set, only(tensors, "tensors"), opts.reduceOp,
+                                        static_cast<int>(opts.rootRank), is_root);
+                });
 }
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::gather(std::vector<Tensors>& outputs,
                                                        Tensors& inputs,
                                                        const c10d::GatherOptions& opts) {
   const bool is_root = opts.rootRank == getRank();
-  return launch(
-      {c10d::OpType::GATHER, Collective::kGather, opts.timeout, opts.asyncOp, device_of(inputs),
-       profiled([&] { return inputs; })},
-      flatten(outputs), [&](TensorSet* set) {
-        return std::vector<Request>{gather_request(
-            set, outputs.empty() ? Tensors{} : only_list(outputs, "gather_list"),
-            only(inputs, "the input"), static_cast<int>(opts.rootRank), is_root, getSize())};
-      });
+  return launch({c10d::OpType::GATHER, Collective::kGather, opts.timeout, opts.asyncOp,
+                 device_of(inputs), profiled([&] { return inputs; })},
+                flatten(outputs), [&](TensorSet* set) {
+                  return gather_request(
+                      set, outputs.empty() ? Tensors{} : only_list(outputs, "gather_list"),
+                      only(inputs, "the input"), static_cast<int>(opts.rootRank), is_root,
+                      getSize());
+                });
 }
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::scatter(Tensors& outputs,
@@ -370,10 +404,10 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::scatter(Tensors& outputs,
   return launch({c10d::OpType::SCATTER, Collective::kScatter, opts.timeout, opts.asyncOp,
                  device_of(outputs), profiled([&] { return flatten(inputs); })},
                 outputs, [&](TensorSet* set) {
-                  return std::vector<Request>{scatter_request(
+                  return scatter_request(
                       set, only(outputs, "the output"),
                       inputs.empty() ? Tensors{} : only_list(inputs, "scatter_list"),
-                      static_cast<int>(opts.rootRank), is_root, getSize())};
+                      static_cast<int>(opts.rootRank), is_root, getSize());
                 });
 }
 
@@ -384,18 +418,17 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::alltoall_base(at::Tensor& output
   return launch({c10d::OpType::ALLTOALL_BASE, Collective::kAllToAll, opts.timeout, opts.asyncOp,
                  input.device(), profiled([&] { return Tensors{input}; })},
                 {output}, [&](TensorSet* set) {
-                  return std::vector<Request>{all_to_all_single_request(
-                      set, output, input, output_splits, input_splits, getSize())};
+                  return all_to_all_single_request(set, output, input, output_splits, input_splits,
+                                                   getSize());
                 });
 }
 
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::alltoall(Tensors& outputs, Tensors& inputs,
                                                          const c10d::AllToAllOptions& opts) {
-  return launch({c10d::OpType::ALLTOALL, Collective::kAllToAll, opts.timeout, opts.asyncOp,
-                 device_of(inputs), profiled([&] { return inputs; })},
-                outputs, [&](TensorSet* set) {
-                  return std::vector<Request>{all_to_all_request(set, outputs, inputs, getSize())};
-                });
+  return launch(
+      {c10d::OpType::ALLTOALL, Collective::kAllToAll, opts.timeout, opts.asyncOp, device_of(inputs),
+       profiled([&] { return inputs; })},
+      outputs, [&](TensorSet* set) { return all_to_all_request(set, outputs, inputs, getSize()); });
 }
 
 void ProcessGroupPycoll::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -80,6 +81,8 @@ class ProcessGroupPycoll final : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  // As allreduce and a wait, without the work, whose making costs more than a small tensor's exchange.
+  void all_reduce_now(at::Tensor& tensor, const c10d::ReduceOp& op);
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& opts) override;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
@@ -153,6 +156,9 @@ class ProcessGroupPycoll final : public c10d::Backend {
   template <class Make>
   c10::intrusive_ptr<Backend> once_for_all_devices(const c10::intrusive_ptr<c10d::Store>& store,
                                                    const std::vector<int>& ranks, const Make& make);
+  template <class Build>
+  auto built(Collective collective, TensorSet* set, const Build& build);
+  void prepare(TensorSet* set, std::span<Request> requests);
   template <class Build>
   WorkPtr launch(const Call& call, Tensors outputs, const Build& build);
   WorkPtr all_reduce_sparse_now(Tensors& tensors, const c10d::AllreduceOptions& opts);

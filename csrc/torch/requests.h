@@ -2,6 +2,7 @@
 // kInvalidArgument before anything moves; the memory in the requests belongs to the TensorSet.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -13,6 +14,10 @@
 namespace pycoll::torch_adapter {
 
 using Tensors = std::vector<at::Tensor>;
+
+// What a call consists of: mostly one request, which then needs no vector.
+inline std::span<Request> all(Request& request) { return {&request, 1}; }
+inline std::span<Request> all(std::vector<Request>& requests) { return requests; }
 
 // The only tensor of a list that c10d passes.
 at::Tensor& only(Tensors& tensors, const char* argument);
