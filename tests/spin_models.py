@@ -161,6 +161,18 @@ def _looks_after_it_touches(root: Path) -> bool:
     return touches < body.index("check_all_open()")
 
 
+def _order_of_shares(root: Path) -> Macros:
+    text = (root / "csrc/kernels/cuda/shares.cuh").read_text(encoding="utf-8")
+    macros: Macros = {}
+    if "meeting.begin(" not in text:
+        macros["NO_MEETING"] = None
+    if "lanes.wait(" not in text:
+        macros["NO_WAIT"] = None
+    if text.index("lanes.post(") < text.index(") fn(unit)"):
+        macros["POST_EARLY"] = None
+    return macros
+
+
 def _models_of_the_cuda_kernels(root: Path) -> dict[str, Macros]:
     folder = "kernels/cuda"
     launch = f"{folder}/launch.h"
@@ -176,6 +188,7 @@ def _models_of_the_cuda_kernels(root: Path) -> dict[str, Macros]:
         },
         "cuda_direct": {"SLOTS": int(_find(root, launch, r"kDirectAreas = (\d+)"))},
         "cuda_two_shot": {} if waits_out else {"NO_WAIT_OUT": None},
+        "cuda_mapped": _order_of_shares(root),
         # More ranks than slots, or heads would not matter; and few steps, or it would take a minute.
         "cuda_ring": {
             "N": 5,
