@@ -11,6 +11,12 @@ namespace {
 
 constexpr size_t kTileBytes = kTileNumel * 16;  // the widest accumulate type has 16 bytes
 
+// Short elements come in more of them: what a tile costs beside its elements should not weigh more than for float32.
+size_t tile_numel(size_t storage_size, size_t accumulate_size) {
+  return std::min(std::max(kTileNumel, kTileNumel * sizeof(float) / storage_size),
+                  kTileBytes / accumulate_size);
+}
+
 // What is the same for all tiles of one reduction.
 struct Plan {
   size_t storage_size, accumulate_size;
@@ -131,8 +137,9 @@ void reduce(const ReduceArgs& args) {
   const size_t result_size = args.dst_accumulated ? plan.accumulate_size : plan.storage_size;
   alignas(64) std::byte sum[kTileBytes];
   alignas(64) std::byte next[kTileBytes];
-  for (size_t begin = 0; begin < args.numel; begin += kTileNumel) {
-    const size_t numel = std::min(kTileNumel, args.numel - begin);
+  const size_t most = tile_numel(plan.storage_size, plan.accumulate_size);
+  for (size_t begin = 0; begin < args.numel; begin += most) {
+    const size_t numel = std::min(most, args.numel - begin);
     std::byte* dst = static_cast<std::byte*>(args.dst) + begin * result_size;
     reduce_tile(plan, args, begin, numel, sum, next, dst);
     // All operands of this tile have been read.

@@ -1,4 +1,4 @@
-// The inner loops of the CPU reductions: each works on one tile, at most kTileNumel elements that fit the first-level cache.
+// The inner loops of the CPU reductions: each works on one tile, about kTileNumel elements that fit the first-level cache.
 // They exist once per instruction set (tile_kernels_*.cpp); `tile_kernels()` picks the best one that this CPU has.
 #pragma once
 
