@@ -14,7 +14,9 @@ namespace {
 // Between two looks at the state of the members.
 constexpr size_t kBlockBytes = size_t{1} << 20;
 // Below, a system call costs more than the copies it saves.
-constexpr size_t kLeastReadvBytes = size_t{64} << 10;
+constexpr size_t kLeastReadvBytes = size_t{24} << 10;
+// Of a reduction, which reads into a buffer and from there.
+constexpr size_t kLeastReducedBytes = size_t{64} << 10;
 
 }  // namespace
 
@@ -44,7 +46,8 @@ MemoryPath Announcement::path() const {
   });
   if (all_mapped) return MemoryPath::kMapped;
   // The kernel's copies are slower than a program's. They pay where they save one; a reduce_scatter makes as many either way.
-  if (allows(DirectAccess::kReadv) && request.nbytes() >= kLeastReadvBytes &&
+  const size_t least = reduces(request.collective) ? kLeastReducedBytes : kLeastReadvBytes;
+  if (allows(DirectAccess::kReadv) && request.nbytes() >= least &&
       request.collective != Collective::kReduceScatter) {
     return MemoryPath::kReadv;
   }
