@@ -33,6 +33,7 @@ def _functions() -> ctypes.CDLL:
         getattr(loaded, f"pycoll_sim_device_{name}").restype = ctypes.c_char_p
     loaded.pycoll_sim_device_new_stream.restype = ctypes.c_int64
     loaded.pycoll_sim_device_num_launches.restype = ctypes.c_uint64
+    loaded.pycoll_sim_device_num_allocations.restype = ctypes.c_size_t
     return loaded
 
 
@@ -60,10 +61,26 @@ class SimulatedDevice:
         finally:
             core.set_simulated_device(before)
 
+    @staticmethod
+    @contextlib.contextmanager
+    def nothing_active() -> Iterator[None]:
+        """Within it CPU tensors are what they are, also inside of `active`."""
+        core = _core.load()
+        before = core.set_simulated_device(0)
+        try:
+            yield
+        finally:
+            core.set_simulated_device(before)
+
     @property
     def num_launches(self) -> int:
         """Of kernels that have run."""
         return int(self._library.pycoll_sim_device_num_launches(self._address))
+
+    @property
+    def num_allocations(self) -> int:
+        """Of memory, the host's included, that has not been given back."""
+        return int(self._library.pycoll_sim_device_num_allocations(self._address))
 
     def new_stream(self) -> int:
         return int(self._library.pycoll_sim_device_new_stream(self._address))
@@ -115,6 +132,9 @@ class SimulatedDevice:
 
     def replay(self, graph: int) -> None:
         self._library.pycoll_sim_device_replay(self._address, ctypes.c_size_t(graph))
+
+    def delete_graph(self, graph: int) -> None:
+        self._library.pycoll_sim_device_delete_graph(self._address, ctypes.c_size_t(graph))
 
 
 def _check(text: bytes | None) -> None:
