@@ -29,7 +29,7 @@ def _functions() -> ctypes.CDLL:
     loaded = library()
     for name in ("new", "base"):
         getattr(loaded, f"pycoll_sim_device_{name}").restype = ctypes.c_void_p
-    for name in ("synchronise", "begin_capture", "end_capture"):
+    for name in ("synchronise", "run_a_little", "begin_capture", "end_capture"):
         getattr(loaded, f"pycoll_sim_device_{name}").restype = ctypes.c_char_p
     loaded.pycoll_sim_device_new_stream.restype = ctypes.c_int64
     loaded.pycoll_sim_device_num_launches.restype = ctypes.c_uint64
@@ -115,6 +115,10 @@ class SimulatedDevice:
         _check(self._library.pycoll_sim_device_synchronise(self._address))
         if self._errors:
             raise self._errors.pop()
+
+    def run_a_little(self) -> None:
+        """Runs one of the things that stand first in streams."""
+        _check(self._library.pycoll_sim_device_run_a_little(self._address))
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[list[int]]:

@@ -204,6 +204,11 @@ void SimulatedDevice::synchronise_all() {
   }
 }
 
+void SimulatedDevice::run_a_little() {
+  std::lock_guard running(running_);
+  step();
+}
+
 // Events that can pass or be recorded, which do nothing else.
 void SimulatedDevice::pass_events() {
   for (bool has_passed = true; has_passed;) {
@@ -383,6 +388,9 @@ void pycoll_sim_device_call(SimulatedDevice* device, void (*fn)(int64_t), int64_
 }
 const char* pycoll_sim_device_synchronise(SimulatedDevice* device) {
   return text_of_error([&] { device->synchronise_all(); });
+}
+const char* pycoll_sim_device_run_a_little(SimulatedDevice* device) {
+  return text_of_error([&] { device->run_a_little(); });
 }
 const char* pycoll_sim_device_begin_capture(SimulatedDevice* device) {
   return text_of_error([&] { device->begin_capture(); });

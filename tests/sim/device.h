@@ -66,6 +66,8 @@ class SimulatedDevice final : public device::Device {
 
   void set_current_stream(int64_t id);
   void synchronise_all();
+  // Runs the next thing in some stream, and passes the events that can pass.
+  void run_a_little();
   void begin_capture();
   // The graph's number.
   size_t end_capture();

@@ -85,19 +85,19 @@ void set_word(uint32_t* word, uint32_t value) {
 }
 
 struct Capture {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
   cudaGraph_t graph = nullptr;
 
   explicit Capture(void* stream) {
     const auto of = static_cast<cudaStream_t>(stream);
 #if CUDART_VERSION >= 13000
-    PYCOLL_CUDA_CHECK(cudaStreamGetCaptureInfo(of, &status, &id, &graph));
+    PYCOLL_CUDA_CHECK(cudaStreamGetCaptureInfo(of, &state, &id, &graph));
 #else
-    PYCOLL_CUDA_CHECK(cudaStreamGetCaptureInfo_v2(of, &status, &id, &graph));
+    PYCOLL_CUDA_CHECK(cudaStreamGetCaptureInfo_v2(of, &state, &id, &graph));
 #endif
   }
-  bool is_active() const { return status == cudaStreamCaptureStatusActive; }
+  bool is_active() const { return state == cudaStreamCaptureStatusActive; }
 };
 
 uint64_t capture_id(void* stream) {
