@@ -64,6 +64,7 @@ def test_the_simulator_passes(tmp_path: Path) -> None:
         "streams_2": "ok",
         "processes_2": "ok",
         "operators": "ok",
+        "wrappers": "ok",
     }
 
 

@@ -105,6 +105,13 @@ PARTS = (
         simulated=True,
     ),
     Part(
+        "wrappers",
+        "DistributedDataParallel, ZeroRedundancyOptimizer and SyncBatchNorm, 2 ranks as processes, beside one process",
+        60,
+        _module("wrappers", "2"),
+        simulated=True,
+    ),
+    Part(
         "buckets",
         "pycoll.ops' flatten and unflatten in GB/s beside a device-to-device copy and _foreach_copy_; "
         "goal: 0.9 of the copy",

@@ -15,12 +15,14 @@ import correctness
 import measure
 import operators
 import rivals
+import wrappers
 
 FUNCTIONS = {
     "streams": correctness.streams,
     "processes": correctness.processes,
     "hooks": correctness.hooks,
     "operators": operators.operators,
+    "wrappers": wrappers.wrappers,
     "buckets": measure.buckets,
     "all_reduce": measure.all_reduce,
     "latency": measure.latency,
