@@ -5,7 +5,8 @@ scale that a block of them shares; docs/quantisation.md states formulas, roundin
 
 Each function is an operator of ``torch.library`` in the namespace ``pycoll`` (``torch.ops.pycoll.flatten`` and so
 on): it works under ``torch.compile``, and has a derivative where that makes sense. One call takes thousands of
-tensors, of any strides, on one thread. Arguments are checked before anything is written; what is wrong raises
+tensors, of any strides, on one thread; they are all on the CPU or all on one CUDA device, where kernels run in the
+current stream (docs/cuda_path.md). Arguments are checked before anything is written; what is wrong raises
 ``ValueError``.
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pycoll import _core
+from pycoll import _core, _cuda
 
 __all__ = [
     "dequantise_blocks",
@@ -31,7 +32,7 @@ __all__ = [
     "unflatten_quantised_into",
 ]
 
-_core.load()
+_cuda.install(_core.load())
 _ops: Any = torch.ops.pycoll
 
 Tensors = Sequence[Tensor | None]
@@ -46,6 +47,7 @@ def flatten(
     numels: Sequence[int] | None = None,
     dtype: torch.dtype | None = None,
     scale: float = 1.0,
+    device: torch.device | str | None = None,
 ) -> Tensor:
     """A new bucket: ``scale`` times the elements of all `tensors`, in order, cast to `dtype`.
 
@@ -57,6 +59,7 @@ def flatten(
             float8_e5m2 are cast to one another, with rounding to nearest even (float8 saturates); any other
             dtype only to itself.
         scale: multiplies in float32 (float64 for float64). Only for floats.
+        device: of the bucket, if all tensors are None; None: the CPU.
 
     Returns:
         A tensor of one dimension. Differentiable with respect to `tensors`.
@@ -70,7 +73,7 @@ def flatten(
             raise ValueError("tensors has no tensor and dtype is not given; pass dtype")
         dtype = present[0].dtype
     if not present:
-        return torch.zeros(numel, dtype=dtype)
+        return torch.zeros(numel, dtype=dtype, device=device)
     bucket: Tensor = _ops.flatten(present, begins, numel, dtype, scale)
     return bucket
 
@@ -199,19 +202,22 @@ def flatten_quantised(
     block: int | None = 128,
     dtype: torch.dtype = torch.float8_e4m3fn,
     scale: float = 1.0,
+    device: torch.device | str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`flatten`, then :func:`quantise_blocks`, in one pass.
 
     Args:
         block: elements of the bucket that share a scale, across tensors; None: one scale for each
             tensor, absent and empty ones included.
+        device: of codes and scales, if all tensors are None; None: the CPU.
 
     Returns:
         Codes (one for each element of the bucket) and scales. Neither carries a gradient.
     """
     present, begins, numel = _places(tensors, numels)
     if len(present) < len(tensors) and (block is None or not present):
-        present, begins, numel = _places(_with_zeros(tensors, numels), None)
+        where = present[0].device if present else device
+        present, begins, numel = _places(_with_zeros(tensors, numels, where), None)
     codes, scales = _ops.flatten_quantised(present, begins, numel, _block(block), dtype, scale)
     return codes, scales
 
@@ -234,7 +240,7 @@ def unflatten_quantised_into(
     """
     present, begins, numel = _places(tensors, numels)
     if len(present) < len(tensors) and block is None:
-        present, begins, numel = _places(_with_zeros(tensors, numels), None)
+        present, begins, numel = _places(_with_zeros(tensors, numels, codes.device), None)
     _check_numel("codes", codes, numel)
     _ops.unflatten_quantised_into(codes, scales, present, begins, _block(block), scale, accumulate)
 
@@ -272,11 +278,13 @@ def _places(tensors: Tensors, numels: Sequence[int] | None) -> tuple[list[Tensor
     return present, begins, end
 
 
-def _with_zeros(tensors: Tensors, numels: Sequence[int] | None) -> list[Tensor]:
+def _with_zeros(
+    tensors: Tensors, numels: Sequence[int] | None, device: torch.device | str | None
+) -> list[Tensor]:
     """Zeros in the places of absent tensors, where these have to be counted."""
     assert numels is not None  # or _places would have refused
     return [
-        torch.zeros(numel) if tensor is None else tensor
+        torch.zeros(numel, device=device) if tensor is None else tensor
         for tensor, numel in zip(tensors, numels, strict=True)
     ]
 

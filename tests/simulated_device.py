@@ -29,10 +29,11 @@ def _functions() -> ctypes.CDLL:
     loaded = library()
     for name in ("new", "base"):
         getattr(loaded, f"pycoll_sim_device_{name}").restype = ctypes.c_void_p
-    for name in ("synchronise", "begin_capture", "end_capture"):
+    for name in ("synchronise", "run_a_little", "begin_capture", "end_capture"):
         getattr(loaded, f"pycoll_sim_device_{name}").restype = ctypes.c_char_p
     loaded.pycoll_sim_device_new_stream.restype = ctypes.c_int64
     loaded.pycoll_sim_device_num_launches.restype = ctypes.c_uint64
+    loaded.pycoll_sim_device_num_allocations.restype = ctypes.c_size_t
     return loaded
 
 
@@ -60,10 +61,26 @@ class SimulatedDevice:
         finally:
             core.set_simulated_device(before)
 
+    @staticmethod
+    @contextlib.contextmanager
+    def nothing_active() -> Iterator[None]:
+        """Within it CPU tensors are what they are, also inside of `active`."""
+        core = _core.load()
+        before = core.set_simulated_device(0)
+        try:
+            yield
+        finally:
+            core.set_simulated_device(before)
+
     @property
     def num_launches(self) -> int:
         """Of kernels that have run."""
         return int(self._library.pycoll_sim_device_num_launches(self._address))
+
+    @property
+    def num_allocations(self) -> int:
+        """Of memory, the host's included, that has not been given back."""
+        return int(self._library.pycoll_sim_device_num_allocations(self._address))
 
     def new_stream(self) -> int:
         return int(self._library.pycoll_sim_device_new_stream(self._address))
@@ -99,6 +116,10 @@ class SimulatedDevice:
         if self._errors:
             raise self._errors.pop()
 
+    def run_a_little(self) -> None:
+        """Runs one of the things that stand first in streams."""
+        _check(self._library.pycoll_sim_device_run_a_little(self._address))
+
     @contextlib.contextmanager
     def capture(self) -> Iterator[list[int]]:
         """What is put into the current stream meanwhile becomes a graph, whose number the list gets."""
@@ -115,6 +136,9 @@ class SimulatedDevice:
 
     def replay(self, graph: int) -> None:
         self._library.pycoll_sim_device_replay(self._address, ctypes.c_size_t(graph))
+
+    def delete_graph(self, graph: int) -> None:
+        self._library.pycoll_sim_device_delete_graph(self._address, ctypes.c_size_t(graph))
 
 
 def _check(text: bytes | None) -> None:

@@ -49,7 +49,7 @@ MESSAGE_BYTES = 10_000
 def library() -> ctypes.CDLL:
     build("none", ["libpycoll_sim.so"])
     loaded = ctypes.CDLL(str(FOLDER / "build/none/libpycoll_sim.so"))
-    loaded.pycoll_sim_bucket_functions.restype = ctypes.c_void_p
+    loaded.pycoll_sim_immediate_device.restype = ctypes.c_void_p
     loaded.pycoll_sim_num_launches.restype = ctypes.c_uint64
     return loaded
 
@@ -58,11 +58,11 @@ def library() -> ctypes.CDLL:
 def simulated_kernels() -> Iterator[None]:
     """Within it pycoll's operators, called by this thread, run simulated CUDA kernels."""
     core = _core.load()
-    before = core.replace_bucket_functions(library().pycoll_sim_bucket_functions())
+    before = core.set_simulated_device(library().pycoll_sim_immediate_device())
     try:
         yield
     finally:
-        core.replace_bucket_functions(before)
+        core.set_simulated_device(before)
 
 
 def num_launches() -> int:

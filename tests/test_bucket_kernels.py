@@ -104,6 +104,17 @@ def test_absent_tensors_are_zeros(dtype: torch.dtype, accumulate: bool) -> None:
         assert output is None or torch.equal(output.reshape(-1), piece.float())
 
 
+@pytest.mark.parametrize("scale", [-0.5, float("inf"), float("nan")])
+def test_absent_tensors_are_zeros_whatever_the_scale(scale: float) -> None:
+    for dtype in CAST_DTYPES:
+        bucket = ops.flatten([None, torch.ones(7)], numels=[67, 7], dtype=dtype, scale=scale)
+        assert not bytes_of(bucket[:67]).any(), "a zero with a sign, or no zero"
+        codes, _ = ops.flatten_quantised(
+            [None, torch.ones(7)], numels=[67, 7], block=67, scale=scale
+        )
+        assert not bytes_of(codes[:67]).any()
+
+
 OTHER_DTYPES = [
     *reference.INTEGER_DTYPES,
     *reference.COMPLEX_DTYPES,

@@ -4,6 +4,7 @@ compile."""
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,9 +24,11 @@ from small_model import (
     train,
 )
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pycoll
 from pycoll.bucket import ParameterSpec, assign_buckets, bucket_caps
+from pycoll.parallel.arguments import devices_of
 from pycoll.testing import RankPool, run_ranks
 
 pytestmark = pytest.mark.slow
@@ -210,6 +213,34 @@ def test_wrong_arguments(pool: Pools) -> None:
         texts, ["device_ids", "cap", "mixed_precision", "device_mesh"], strict=True
     ):
         assert word in text
+
+
+def test_devices_are_those_of_the_model() -> None:
+    """With fakes, which have devices but no data."""
+
+    def on(*devices: str) -> nn.Module:
+        return nn.ParameterList(nn.Parameter(torch.empty(2, device=device)) for device in devices)
+
+    with FakeTensorMode():
+        on_cpu, on_one, on_two = on("cpu"), on("cuda:1", "cuda:1"), on("cuda:1", "cuda:0")
+        on_both, nowhere = on("cuda:1", "cpu"), on("meta")
+    assert devices_of(on_cpu, None, None) == (None, None)
+    assert devices_of(on_two, None, None) == devices_of(on_one, [], None) == (None, None)
+    one = torch.device("cuda", 1)
+    for ids in ([1], [one], ["cuda:1"], ["cuda"]):
+        assert devices_of(on_one, ids, None) == ([1], 1)  # type: ignore[arg-type]
+    assert devices_of(on_one, [1], 0) == ([1], 0)
+    for module, ids, output, words in (
+        (on_cpu, [0], None, "with modules on a single GPU"),
+        (on_cpu, None, 0, "output_device 0, and a module on ['cpu']"),
+        (on_two, [0], None, "a module on ['cuda:0', 'cuda:1']"),
+        (on_one, [0], None, "device_ids is [0], but the module is on cuda:1; move it"),
+        (on_one, [0, 1], None, "a process drives one GPU"),
+        (on_both, None, None, "['cpu', 'cuda:1']; move them all to the CPU, or all to GPUs"),
+        (nowhere, None, None, "['meta']; pycoll moves tensors of CPUs and of CUDA devices"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            devices_of(module, ids, output)
 
 
 # --- timeline --------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def wrong_fronts() -> None:
             pycoll.FullyShardedDataParallel(Block(), **how)
     for how, words in (
         ({"mixed_precision": torch.float16}, "mixed_precision is a dtype; pass"),
-        ({"cpu_offload": True}, "offload_policy is a bool; pass"),
+        ({"cpu_offload": True}, "cpu_offload is a bool; pass"),
         ({"ignored_states": ["first"]}, "ignored_states has a str"),
     ):
         with pytest.raises(TypeError, match=words):

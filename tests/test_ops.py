@@ -262,6 +262,7 @@ REFUSED: list[tuple[Run, str]] = [
 ]
 
 
+@on_both_kernels
 @pytest.mark.parametrize(("call", "message"), REFUSED, ids=[text[:40] for _, text in REFUSED])
 def test_refusals_name_the_argument_and_the_remedy(call: Run, message: str) -> None:
     before = ONES.clone()

@@ -98,8 +98,22 @@ PARTS = (
         needs="compute-sanitizer",
     ),
     Part(
+        "operators",
+        "pycoll.ops on the GPU: the CPU's bits, also in graphs and beyond 2^31 elements",
+        25,
+        _module("operators"),
+        simulated=True,
+    ),
+    Part(
+        "wrappers",
+        "DistributedDataParallel, ZeroRedundancyOptimizer and SyncBatchNorm, 2 ranks as processes, beside one process",
+        60,
+        _module("wrappers", "2"),
+        simulated=True,
+    ),
+    Part(
         "buckets",
-        "flatten and unflatten in GB/s beside a device-to-device copy and _foreach_copy_; "
+        "pycoll.ops' flatten and unflatten in GB/s beside a device-to-device copy and _foreach_copy_; "
         "goal: 0.9 of the copy",
         30,
         _module("buckets"),

@@ -10,7 +10,6 @@
 #include "bindings/bindings.h"
 #include "torch/call_tag.h"
 #include "torch/device_path.h"
-#include "torch/operators.h"
 #include "torch/process_group.h"
 #include "torch/runtime.h"
 
@@ -195,15 +194,6 @@ void bind_torch(py::module_& module) {
       "set_tag",
       [](const std::string& tag) { return std::exchange(torch_adapter::thread_tag(), tag); },
       py::arg("tag"));
-  module.def(
-      "replace_bucket_functions",
-      [](uintptr_t address) {
-        return reinterpret_cast<uintptr_t>(torch_adapter::replace_bucket_functions(
-            reinterpret_cast<const cpu::BucketFunctions*>(address)));
-      },
-      py::arg("address"),
-      "For tests: the address of what this thread's operators run instead of the CPU's kernels, "
-      "0 for those; returns the one before.");
   module.def(
       "set_cuda_library",
       [](uintptr_t launchers, uintptr_t driver) {

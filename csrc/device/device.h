@@ -53,7 +53,7 @@ class Device {
   virtual void release(std::byte* data) = 0;
   // Makes memory zero, now.
   virtual void clear(std::byte* data, size_t nbytes) = 0;
-  // Zeros that host and device see under one address.
+  // Zeros that host and device see under one address; also while a stream is captured.
   virtual std::byte* allocate_host(size_t nbytes) = 0;
   virtual void release_host(std::byte* data) = 0;
   // Writes a word of the device's memory now, whatever its streams are doing.
@@ -76,7 +76,11 @@ class Device {
   virtual void hold(std::shared_ptr<void> used, const Stream& stream) = 0;
   // Memory for what is in `stream` until the last reference has gone; contents undefined.
   virtual std::shared_ptr<std::byte> scratch(size_t nbytes, const Stream& stream) = 0;
+  // Between memory of the device and of allocate_host.
   virtual void copy(void* dst, const void* src, size_t nbytes, const Stream& stream) = 0;
+  // Of a stream that is captured: keeps `used` until the graph, and what was instantiated from it, has gone. The last reference may
+  // go on a thread from which the device must not be called.
+  virtual void keep_in_graph(std::shared_ptr<void> used, const Stream& stream) = 0;
 };
 
 }  // namespace pycoll::device

@@ -6,6 +6,7 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "device/fingerprint.h"
+#include "engine/exchange_values.h"
 
 namespace pycoll::device {
 namespace {
@@ -22,19 +23,6 @@ struct Introduction {
   int32_t num_multiprocessors;
   uint64_t settings;  // a hash of what ranks must have set alike
 };
-
-template <class T>
-std::vector<T> all_gather(Communicator* communicator, T mine) {
-  std::vector<T> all(static_cast<size_t>(communicator->world_size()));
-  Request request;
-  request.collective = Collective::kAllGather;
-  request.dtype = DType::kUInt8;
-  request.numel = sizeof(T);
-  request.input.add_chunk(&mine, sizeof(T));
-  for (T& each : all) request.output.add_chunk(&each, sizeof(T));
-  communicator->run(std::move(request), communicator->timeout());
-  return all;
-}
 
 // Of the device, for as long as somebody has it.
 struct DeviceMemory {
@@ -110,9 +98,9 @@ void DeviceGroup::agree() {
       mix(field);
   }
   const auto all =
-      all_gather(communicator_.get(),
-                 Introduction{address_space_token(), device_->identity(), device_->architecture(),
-                              device_->num_multiprocessors(), settings});
+      exchange_values(communicator_.get(), Introduction{address_space_token(), device_->identity(),
+                                                        device_->architecture(),
+                                                        device_->num_multiprocessors(), settings});
   int most_blocks = sizes_of(facts_.architecture).num_blocks;
   bool some_share_a_process = false;
   for (size_t rank = 0; rank < all.size(); ++rank) {
@@ -158,7 +146,7 @@ void DeviceGroup::make_workspace(const SharePeerMemory& share) {
     auto mine = std::make_shared<DeviceMemory>(device_, nbytes);
     std::vector<std::shared_ptr<DeviceMemory>> all;
     for (const uint64_t address :
-         all_gather(communicator_.get(), reinterpret_cast<uint64_t>(&mine)))
+         exchange_values(communicator_.get(), reinterpret_cast<uint64_t>(&mine)))
       all.push_back(*reinterpret_cast<const std::shared_ptr<DeviceMemory>*>(address));
     for (const auto& each : all) memory.of_rank.push_back(each->data);
     // Until all have copied what `mine` is.

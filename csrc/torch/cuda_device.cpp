@@ -72,7 +72,9 @@ class CudaDevice final : public device::Device {
   void wait(const Stream& stream, const device::Event& event) override {
     of(event).block(torch_stream(stream));
   }
-  bool has_passed(const device::Event& event) override { return of(event).query(); }
+  bool has_passed(const device::Event& event) override {
+    return here([&] { return library_.driver->has_passed(of(event).eventId()); });
+  }
   void synchronise(const device::Event& event, const std::function<void()>& poll) override {
     // Not by the runtime's own wait: it would neither see a failure nor Ctrl-C.
     for (int polls = 0; !of(event).query(); ++polls) {
@@ -98,6 +100,12 @@ class CudaDevice final : public device::Device {
   }
   void copy(void* dst, const void* src, size_t nbytes, const Stream& stream) override {
     here([&] { library_.driver->copy(dst, src, nbytes, stream.handle); });
+  }
+  void keep_in_graph(std::shared_ptr<void> used, const Stream& stream) override {
+    auto kept = std::make_unique<std::shared_ptr<void>>(std::move(used));
+    const auto drop = [](void* object) { delete static_cast<std::shared_ptr<void>*>(object); };
+    here([&] { library_.driver->keep_in_graph(stream.handle, kept.get(), drop); });
+    kept.release();
   }
 
  private:

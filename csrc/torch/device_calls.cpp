@@ -1,4 +1,6 @@
 // Calls of the process group whose tensors lie on a device: the requests are those of the CPU, what runs them is not.
+#include <c10/core/DeviceGuard.h>
+
 #include "base/error.h"
 #include "torch/call_tag.h"
 #include "torch/device_work.h"
@@ -27,6 +29,8 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launched_on_device(
 ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launch_on_device(const Call& call, Tensors outputs,
                                                                  const BuildRequests& build) {
   return translated([&] {
+    // Kernels go into streams of this device, whichever is the current one.
+    const c10::DeviceGuard guard(call.device);
     const auto group = device_group(call.device);
     const bool blocks = call.collective == Collective::kBarrier;
     auto work =
@@ -69,6 +73,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::message_on_device(Tensors& tenso
                      "or receive into a CPU tensor");
     const Role role = sends ? Role::kInput : Role::kOutput;
     check_tensor(tensor, "tensor", role);
+    const c10::DeviceGuard guard(tensor.device());
     const auto group = device_group(tensor.device());
     auto work =
         c10::make_intrusive<DeviceWork>(group, tensor.device(), getRank(), type,

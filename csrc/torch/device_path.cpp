@@ -14,6 +14,7 @@ struct Registry {
   std::mutex mutex;
   std::optional<CudaLibrary> library;
   std::map<c10::DeviceIndex, std::shared_ptr<device::Device>> devices;
+  std::map<const device::Device*, std::unique_ptr<device::Buckets>> buckets;
   device::Watchdog watchdog;
 };
 
@@ -25,15 +26,15 @@ Registry& registry() {
 
 thread_local device::Device* simulated = nullptr;
 
-std::shared_ptr<device::Device> find_device(c10::Device device) {
+// `otherwise`: what may be done without kernels.
+std::shared_ptr<device::Device> find_device(c10::Device device, const char* otherwise) {
   // Owned by the test.
   if (device.is_cpu()) return {std::shared_ptr<void>(), simulated};
   Registry& r = registry();
   std::lock_guard<std::mutex> lock(r.mutex);
   PYCOLL_CHECK_ARG(r.library.has_value(), "the tensor is on ", device.str(),
-                   ", and this build of pycoll has no CUDA kernels; build it with PYCOLL_CUDA=1, "
-                   "move the tensor with .cpu(), or use another backend for that device, as in "
-                   "init_process_group(\"cpu:pycoll,cuda:nccl\")");
+                   ", and this build of pycoll has no CUDA kernels; build it with PYCOLL_CUDA=1 ",
+                   otherwise);
   auto& known = r.devices[device.index()];
   if (known == nullptr) known = make_cuda_device(*r.library, device);
   return known;
@@ -76,6 +77,16 @@ bool runs_on_device(c10::Device device) {
   return device.is_cuda() || (device.is_cpu() && simulated != nullptr);
 }
 
+device::Buckets& buckets_of(c10::Device device) {
+  std::shared_ptr<device::Device> found =
+      find_device(device, "where nvcc is, or move the tensor with .cpu()");
+  Registry& r = registry();
+  std::lock_guard<std::mutex> lock(r.mutex);
+  auto& buckets = r.buckets[found.get()];
+  if (buckets == nullptr) buckets = std::make_unique<device::Buckets>(std::move(found));
+  return *buckets;
+}
+
 std::shared_ptr<device::DeviceGroup> DevicePath::group(
     c10::Device device, const std::shared_ptr<Communicator>& communicator,
     const std::string& group_name, const device::GroupOptions& options) {
@@ -83,7 +94,10 @@ std::shared_ptr<device::DeviceGroup> DevicePath::group(
   auto& known = groups_[device];
   if (known == nullptr) {
     known = device::DeviceGroup::create(
-        find_device(device), communicator, options,
+        find_device(device,
+                    "where nvcc is, move the tensor with .cpu(), or use another backend for that "
+                    "device, as in init_process_group(\"cpu:pycoll,cuda:nccl\")"),
+        communicator, options,
         [&](size_t nbytes) { return share_memory(nbytes, device, group_name); });
     registry().watchdog.add(known);
   }

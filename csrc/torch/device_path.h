@@ -7,12 +7,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "device/buckets.h"
 #include "device/device_group.h"
 #include "torch/cuda_device.h"
 
 namespace pycoll::torch_adapter {
 
-// Of all processes that have a use for it: once, when the first group is made.
+// Of all processes that have a use for it: when the operators or the first group are made.
 void set_cuda_library(const CudaLibrary& library);
 
 // For tests: CPU tensors of this thread's calls stand for those of this device. Null: they are what they are. The one before.
@@ -20,6 +21,9 @@ device::Device* set_simulated_device(device::Device* device);
 
 // Whether operations on tensors of `device` run there: CUDA's, and the CPU's where a device is simulated.
 bool runs_on_device(c10::Device device);
+
+// What runs operators on tensors of `device`. Raises kInvalidArgument where this build cannot use it.
+device::Buckets& buckets_of(c10::Device device);
 
 // The device groups of one process group, made when they are first needed.
 class DevicePath {

@@ -1,14 +1,15 @@
-// The operators of pycoll/ops.py: their schemas, and what they do on a CPU. Fakes and derivatives are written in Python there.
-#include "torch/operators.h"
-
+// The operators of pycoll/ops.py: their schemas, and what they do on a CPU and on a CUDA device (docs/cuda_path.md). Fakes and
+// derivatives are written in Python there.
 #include <algorithm>
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
 #include "base/error.h"
 #include "kernels/cpu/block_quantise.h"
+#include "torch/device_path.h"
 #include "torch/errors.h"
 #include "torch/tensors.h"
 
@@ -16,13 +17,6 @@ namespace pycoll::torch_adapter {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-
-thread_local const cpu::BucketFunctions* replaced_functions = nullptr;
-
-const cpu::BucketFunctions& bucket_functions() {
-  static constexpr cpu::BucketFunctions kOfCpu;
-  return replaced_functions != nullptr ? *replaced_functions : kOfCpu;
-}
 
 // ---- arguments
 
@@ -59,59 +53,82 @@ void check_numel(const at::Tensor& tensor, const char* argument, size_t numel, c
                    " elements, but ", why, " ", numel, "; make them equal");
 }
 
+// `first`: the argument that is on `where`.
+void check_device(const at::Tensor& tensor, const std::string& argument, c10::Device where,
+                  const char* first) {
+  PYCOLL_CHECK_ARG(tensor.device() == where, argument, " is on ", tensor.device().str(), " but ",
+                   first, " on ", where.str(), "; move one of them with .to()");
+}
+
+c10::Device device_of(const Tensors& tensors, c10::Device where, const char* first) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    // There are thousands of tensors: names are made only where they are needed.
+    if (tensors[i].device() != where)
+      check_device(tensors[i], concat("tensors[", i, "]"), where, first);
+  }
+  return where;
+}
+c10::Device device_of(const Tensors& tensors) {
+  if (tensors.empty()) return c10::kCPU;
+  return device_of(tensors, tensors[0].device(), "tensors[0]");
+}
+
 // ---- tensors and their places in a bucket
 
-struct Entries {
-  TensorSet set;  // keeps the tensors, or contiguous stand-ins for them
+// One call of an operator.
+struct Call {
+  explicit Call(c10::Device where)
+      : where(where), buckets(runs_on_device(where) ? &buckets_of(where) : nullptr), guard(where) {}
+
+  const c10::Device where;         // of all tensors
+  device::Buckets* const buckets;  // null: the CPU's functions
+  const c10::DeviceGuard guard;
+  // All tensors, or contiguous stand-ins for them: kept until what has been put into a stream is over.
+  const std::shared_ptr<TensorSet> set = std::make_shared<TensorSet>();
   std::vector<cpu::BucketEntry> entries;
   size_t numel = 0;
 };
 
 // Tensor i begins at element begins[i] of a bucket of `numel`; what no tensor covers becomes an absent entry.
-Entries make_entries(const Tensors& tensors, at::IntArrayRef begins, int64_t numel, Role role) {
+void add_entries(Call* call, const Tensors& tensors, at::IntArrayRef begins, int64_t numel,
+                 Role role) {
   PYCOLL_CHECK_ARG(tensors.size() == begins.size(), "tensors has ", tensors.size(),
                    " entries and begins ", begins.size(), "; give one number for each tensor");
-  Entries result;
-  result.entries.reserve(tensors.size());
+  call->entries.reserve(tensors.size());
   const auto skip_to = [&](size_t begin) {
-    if (begin > result.numel)
-      result.entries.push_back({nullptr, result.numel, begin - result.numel, DType::kUInt8});
-    result.numel = std::max(result.numel, begin);
+    if (begin > call->numel)
+      call->entries.push_back({nullptr, call->numel, begin - call->numel, DType::kUInt8});
+    call->numel = std::max(call->numel, begin);
   };
   for (size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& tensor = tensors[i];
-    PYCOLL_CHECK_ARG(begins[i] >= static_cast<int64_t>(result.numel), "begins[", i, "] is ",
-                     begins[i], ", but the tensors before it reach to element ", result.numel,
+    PYCOLL_CHECK_ARG(begins[i] >= static_cast<int64_t>(call->numel), "begins[", i, "] is ",
+                     begins[i], ", but the tensors before it reach to element ", call->numel,
                      "; tensors follow one another without overlap");
     skip_to(static_cast<size_t>(begins[i]));
-    // There are thousands of tensors: names are made only where they may be needed.
-    if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided ||
-        !tensor.is_non_overlapping_and_dense()) {
+    if (tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense())
       check_tensor(tensor, concat("tensors[", i, "]").c_str(), role);
-    }
     PYCOLL_CHECK_ARG(!travels_as_bytes(tensor), "tensors[", i, "] is ", dtype_name(tensor),
                      ", which pycoll does not compute with; convert it first");
     const Elements elements = elements_of(tensor);
-    void* data = result.set.add(tensor, role);
-    result.entries.push_back(
-        {elements.numel == 0 ? nullptr : data, result.numel, elements.numel, elements.dtype});
-    result.numel += elements.numel;
+    void* data = call->set->add(tensor, role);
+    call->entries.push_back(
+        {elements.numel == 0 ? nullptr : data, call->numel, elements.numel, elements.dtype});
+    call->numel += elements.numel;
   }
-  PYCOLL_CHECK_ARG(static_cast<int64_t>(result.numel) <= numel, "numel is ", numel,
-                   ", but the tensors reach to element ", result.numel,
+  PYCOLL_CHECK_ARG(static_cast<int64_t>(call->numel) <= numel, "numel is ", numel,
+                   ", but the tensors reach to element ", call->numel,
                    "; give the number of elements of the whole bucket");
   skip_to(static_cast<size_t>(numel));
-  return result;
 }
 
 // A tensor that lies where it belongs in the bucket already is no overlap, if it is only moved.
-void check_overlap(const Entries& entries, const at::Tensor& flat, const char* flat_name,
-                   bool moves) {
+void check_overlap(const Call& call, const at::Tensor& flat, const char* flat_name, bool moves) {
   const auto* const begin = static_cast<const std::byte*>(flat.const_data_ptr());
   const auto* const end = begin + flat.nbytes();
   const DType dtype = elements_of(flat).dtype;
-  for (size_t i = 0; i < entries.entries.size(); ++i) {
-    const cpu::BucketEntry& entry = entries.entries[i];
+  for (size_t i = 0; i < call.entries.size(); ++i) {
+    const cpu::BucketEntry& entry = call.entries[i];
     const auto* const data = static_cast<const std::byte*>(entry.data);
     if (data == nullptr || data >= end || data + entry.numel * itemsize(entry.dtype) <= begin)
       continue;
@@ -127,10 +144,10 @@ void check_flat(const at::Tensor& flat, const char* argument, Role role) {
                    "; pass a contiguous tensor");
 }
 
-void check_entries(const Entries& entries, DType flat_dtype, const char* flat_name, double scale,
+void check_entries(const Call& call, DType flat_dtype, const char* flat_name, double scale,
                    bool accumulate) {
-  for (size_t i = 0; i < entries.entries.size(); ++i) {
-    const cpu::BucketEntry& entry = entries.entries[i];
+  for (size_t i = 0; i < call.entries.size(); ++i) {
+    const cpu::BucketEntry& entry = call.entries[i];
     if (entry.data == nullptr) continue;
     if (!cpu::is_castable(entry.dtype, flat_dtype))
       check_castable(entry.dtype, concat("tensors[", i, "]"), flat_dtype, flat_name);
@@ -139,46 +156,58 @@ void check_entries(const Entries& entries, DType flat_dtype, const char* flat_na
 }
 
 // As check_disjoint, from addresses that are known already.
-void check_outputs_disjoint(const Entries& entries, const Tensors& tensors) {
+void check_outputs_disjoint(const Call& call, const Tensors& tensors) {
   std::vector<std::pair<const std::byte*, const std::byte*>> intervals;
-  intervals.reserve(entries.entries.size());
-  for (const cpu::BucketEntry& entry : entries.entries) {
+  intervals.reserve(call.entries.size());
+  for (const cpu::BucketEntry& entry : call.entries) {
     const auto* const begin = static_cast<const std::byte*>(entry.data);
     if (begin != nullptr)
       intervals.emplace_back(begin, begin + entry.numel * itemsize(entry.dtype));
   }
   std::sort(intervals.begin(), intervals.end());
-  bool overlap = entries.set.needs_copies();
+  bool overlap = call.set->needs_copies();
   for (size_t i = 1; i < intervals.size(); ++i)
     overlap |= intervals[i - 1].second > intervals[i].first;
   if (overlap) check_disjoint(tensors, "tensors");
 }
 
-void write_back(const Entries& entries) {
-  entries.set.copy_back();
-  entries.set.bump_versions();
+// Runs one of the bucket functions where the call's tensors lie: now, or in the current stream of their device.
+template <class Args>
+void run(const Call& call, const Args& args, void (*on_cpu)(const Args&),
+         void (device::Buckets::*on_device)(const Args&, const device::Stream&)) {
+  const std::shared_ptr<TensorSet>& set = call.set;
+  if (call.buckets == nullptr) {
+    set->fill_stand_ins();
+    on_cpu(args);
+    return set->copy_back();
+  }
+  device::Device& device = call.buckets->device();
+  const device::Stream stream = device.current_stream();
+  if (set->needs_copies()) device.run_on(stream, [set] { set->fill_stand_ins(); });
+  (call.buckets->*on_device)(args, stream);
+  if (set->needs_copies()) device.run_on(stream, [set] { set->copy_back(); });
+  device.hold(set, stream);
 }
 
 // ---- flatten and unflatten
 
-void run_flatten(const Entries& entries, const at::Tensor& bucket, double scale, bool accumulate) {
-  entries.set.fill_stand_ins();
-  bucket_functions().flatten({entries.entries.data(),
-                              entries.entries.size(),
-                              bucket.mutable_data_ptr(),
-                              elements_of(bucket).dtype,
-                              scale,
-                              accumulate,
-                              {0, entries.numel}});
+cpu::BucketArgs bucket_args(const Call& call, const at::Tensor& bucket, void* data, double scale,
+                            bool accumulate) {
+  return {call.entries.data(), call.entries.size(), data, elements_of(bucket).dtype, scale,
+          accumulate,          {0, call.numel}};
 }
 
 at::Tensor flatten(const Tensors& tensors, at::IntArrayRef begins, int64_t numel,
                    at::ScalarType dtype, double scale) {
   return translated([&] {
-    const Entries entries = make_entries(tensors, begins, numel, Role::kInput);
-    check_entries(entries, dtype_of(dtype, "dtype"), "dtype", scale, false);
-    at::Tensor bucket = at::empty({static_cast<int64_t>(entries.numel)}, at::TensorOptions(dtype));
-    run_flatten(entries, bucket, scale, false);
+    Call call(device_of(tensors));
+    add_entries(&call, tensors, begins, numel, Role::kInput);
+    check_entries(call, dtype_of(dtype, "dtype"), "dtype", scale, false);
+    at::Tensor bucket =
+        at::empty({static_cast<int64_t>(call.numel)}, at::TensorOptions(dtype).device(call.where));
+    void* const data = call.set->add(bucket, Role::kOutput);
+    run(call, bucket_args(call, bucket, data, scale, false), cpu::flatten,
+        &device::Buckets::flatten);
     return bucket;
   });
 }
@@ -187,48 +216,40 @@ void flatten_into(const at::Tensor& bucket, const Tensors& tensors, at::IntArray
                   double scale, bool accumulate) {
   translated([&] {
     check_flat(bucket, "bucket", Role::kInOut);
-    TensorSet target;
-    target.add(bucket, Role::kInOut);
-    const Entries entries = make_entries(tensors, begins, bucket.numel(), Role::kInput);
-    check_entries(entries, dtype_of(bucket.scalar_type(), "bucket"), "bucket", scale, accumulate);
-    check_overlap(entries, bucket, "bucket", scale == 1.0 && !accumulate);
-    run_flatten(entries, bucket, scale, accumulate);
-    target.bump_versions();
+    Call call(device_of(tensors, bucket.device(), "bucket"));
+    void* const data = call.set->add(bucket, Role::kInOut);
+    add_entries(&call, tensors, begins, bucket.numel(), Role::kInput);
+    check_entries(call, dtype_of(bucket.scalar_type(), "bucket"), "bucket", scale, accumulate);
+    check_overlap(call, bucket, "bucket", scale == 1.0 && !accumulate);
+    run(call, bucket_args(call, bucket, data, scale, accumulate), cpu::flatten,
+        &device::Buckets::flatten);
+    call.set->bump_versions();
   });
-}
-
-void run_unflatten(const at::Tensor& bucket, const Entries& entries, double scale,
-                   bool accumulate) {
-  if (accumulate) entries.set.fill_stand_ins();
-  bucket_functions().unflatten({entries.entries.data(),
-                                entries.entries.size(),
-                                const_cast<void*>(bucket.const_data_ptr()),
-                                elements_of(bucket).dtype,
-                                scale,
-                                accumulate,
-                                {0, entries.numel}});
 }
 
 Tensors unflatten(const at::Tensor& bucket, at::IntArrayRef numels, at::ScalarType dtype,
                   double scale) {
   return translated([&] {
+    check_flat(bucket, "bucket", Role::kInput);
+    Call call(bucket.device());
     Tensors outputs;
     std::vector<int64_t> begins;
     int64_t numel = 0;
     for (size_t i = 0; i < numels.size(); ++i) {
       PYCOLL_CHECK_ARG(numels[i] >= 0, "numels[", i, "] is ", numels[i],
                        "; numbers of elements are not negative");
-      outputs.push_back(at::empty({numels[i]}, at::TensorOptions(dtype)));
+      outputs.push_back(at::empty({numels[i]}, at::TensorOptions(dtype).device(call.where)));
       begins.push_back(numel);
       numel += numels[i];
     }
-    check_flat(bucket, "bucket", Role::kInput);
     check_numel(bucket, "bucket", static_cast<size_t>(numel), "numels add up to");
-    const Entries entries = make_entries(outputs, begins, numel, Role::kOutput);
+    void* const data = call.set->add(bucket, Role::kInput);
+    add_entries(&call, outputs, begins, numel, Role::kOutput);
     const DType bucket_dtype = dtype_of(bucket.scalar_type(), "bucket");
     check_castable(bucket_dtype, "bucket", dtype_of(dtype, "dtype"), "dtype");
     check_arithmetic(bucket_dtype, scale, false);
-    run_unflatten(bucket, entries, scale, false);
+    run(call, bucket_args(call, bucket, data, scale, false), cpu::unflatten,
+        &device::Buckets::unflatten);
     return outputs;
   });
 }
@@ -237,13 +258,15 @@ void unflatten_into(const at::Tensor& bucket, const Tensors& tensors, at::IntArr
                     double scale, bool accumulate) {
   translated([&] {
     check_flat(bucket, "bucket", Role::kInput);
-    const Entries entries =
-        make_entries(tensors, begins, bucket.numel(), accumulate ? Role::kInOut : Role::kOutput);
-    check_entries(entries, dtype_of(bucket.scalar_type(), "bucket"), "bucket", scale, accumulate);
-    check_overlap(entries, bucket, "bucket", scale == 1.0 && !accumulate);
-    check_outputs_disjoint(entries, tensors);
-    run_unflatten(bucket, entries, scale, accumulate);
-    write_back(entries);
+    Call call(device_of(tensors, bucket.device(), "bucket"));
+    void* const data = call.set->add(bucket, Role::kInput);
+    add_entries(&call, tensors, begins, bucket.numel(), accumulate ? Role::kInOut : Role::kOutput);
+    check_entries(call, dtype_of(bucket.scalar_type(), "bucket"), "bucket", scale, accumulate);
+    check_overlap(call, bucket, "bucket", scale == 1.0 && !accumulate);
+    check_outputs_disjoint(call, tensors);
+    run(call, bucket_args(call, bucket, data, scale, accumulate), cpu::unflatten,
+        &device::Buckets::unflatten);
+    call.set->bump_versions();
   });
 }
 
@@ -254,36 +277,38 @@ size_t checked_block(int64_t block) {
   return static_cast<size_t>(block);
 }
 
-// 0: a scale a tensor.
-size_t checked_block(int64_t block, const Tensors& tensors, const Entries& entries) {
-  if (block != 0) return checked_block(block);
-  PYCOLL_CHECK_ARG(tensors.size() == entries.entries.size(),
+// Of a call whose entries are known. `block`: 0 is a scale a tensor.
+cpu::QuantisedBucketArgs quantised_args(const Call& call, const Tensors& tensors, int64_t block,
+                                        double scale) {
+  PYCOLL_CHECK_ARG(block != 0 || tensors.size() == call.entries.size(),
                    "block is 0, a scale for each tensor, but begins "
                    "leave gaps between tensors; pass zeros for those that are absent");
-  return 0;
+  cpu::QuantisedBucketArgs args;
+  args.entries = call.entries.data();
+  args.num_entries = call.entries.size();
+  args.numel = call.numel;
+  args.block = block == 0 ? 0 : checked_block(block);
+  args.scale = scale;
+  args.range = {0, args.num_scales()};
+  return args;
 }
 
 std::tuple<at::Tensor, at::Tensor> flatten_quantised(const Tensors& tensors, at::IntArrayRef begins,
                                                      int64_t numel, int64_t block,
                                                      at::ScalarType dtype, double scale) {
   return translated([&] {
-    const Entries entries = make_entries(tensors, begins, numel, Role::kInput);
-    check_entries(entries, DType::kFloat32, "what is quantised", scale, false);
-    cpu::QuantisedBucketArgs args;
+    Call call(device_of(tensors));
+    add_entries(&call, tensors, begins, numel, Role::kInput);
+    check_entries(call, DType::kFloat32, "what is quantised", scale, false);
+    cpu::QuantisedBucketArgs args = quantised_args(call, tensors, block, scale);
     args.codes_dtype = code_dtype_of(dtype, "dtype");
-    args.entries = entries.entries.data();
-    args.num_entries = entries.entries.size();
-    args.numel = entries.numel;
-    args.block = checked_block(block, tensors, entries);
-    args.scale = scale;
-    args.range = {0, args.num_scales()};
-    at::Tensor codes = at::empty({static_cast<int64_t>(entries.numel)}, at::TensorOptions(dtype));
+    const auto there = at::TensorOptions(call.where);
+    at::Tensor codes = at::empty({static_cast<int64_t>(call.numel)}, there.dtype(dtype));
     at::Tensor scales =
-        at::empty({static_cast<int64_t>(args.num_scales())}, at::TensorOptions(at::kFloat));
-    args.codes = codes.mutable_data_ptr();
-    args.scales = scales.mutable_data_ptr<float>();
-    entries.set.fill_stand_ins();
-    bucket_functions().flatten_quantised(args);
+        at::empty({static_cast<int64_t>(args.num_scales())}, there.dtype(at::kFloat));
+    args.codes = call.set->add(codes, Role::kOutput);
+    args.scales = static_cast<float*>(call.set->add(scales, Role::kOutput));
+    run(call, args, cpu::flatten_quantised, &device::Buckets::flatten_quantised);
     return std::make_tuple(codes, scales);
   });
 }
@@ -292,9 +317,19 @@ void check_codes(const at::Tensor& codes, const at::Tensor& scales, size_t num_s
   check_tensor(codes, "codes", Role::kInput);
   code_dtype_of(codes.scalar_type(), "codes");
   check_tensor(scales, "scales", Role::kInput);
+  check_device(scales, "scales", codes.device(), "codes");
   PYCOLL_CHECK_ARG(scales.scalar_type() == at::kFloat, "scales is ", dtype_name(scales),
                    "; scales are float32");
   check_numel(scales, "scales", num_scales, "the number of blocks is");
+}
+
+// To tensors that the call has as entries.
+void decode(const Call& call, cpu::QuantisedBucketArgs args, const at::Tensor& codes,
+            const at::Tensor& scales) {
+  args.codes_dtype = elements_of(codes).dtype;
+  args.codes = call.set->add(codes, Role::kInput);
+  args.scales = static_cast<float*>(call.set->add(scales, Role::kInput));
+  run(call, args, cpu::unflatten_quantised, &device::Buckets::unflatten_quantised);
 }
 
 void unflatten_quantised_into(const at::Tensor& codes, const at::Tensor& scales,
@@ -302,28 +337,17 @@ void unflatten_quantised_into(const at::Tensor& codes, const at::Tensor& scales,
                               double scale, bool accumulate) {
   translated([&] {
     check_flat(codes, "codes", Role::kInput);
-    const Entries entries =
-        make_entries(tensors, begins, codes.numel(), accumulate ? Role::kInOut : Role::kOutput);
-    cpu::QuantisedBucketArgs args;
-    args.entries = entries.entries.data();
-    args.num_entries = entries.entries.size();
-    args.numel = entries.numel;
-    args.block = checked_block(block, tensors, entries);
-    args.scale = scale;
+    Call call(device_of(tensors, codes.device(), "codes"));
+    add_entries(&call, tensors, begins, codes.numel(), accumulate ? Role::kInOut : Role::kOutput);
+    cpu::QuantisedBucketArgs args = quantised_args(call, tensors, block, scale);
     args.accumulate = accumulate;
-    args.range = {0, args.num_scales()};
     check_codes(codes, scales, args.num_scales());
-    check_entries(entries, DType::kFloat32, "what was quantised", scale, accumulate);
-    check_overlap(entries, codes, "codes", false);
-    check_overlap(entries, scales, "scales", false);
-    check_outputs_disjoint(entries, tensors);
-    const at::Tensor dense_scales = scales.contiguous();
-    args.codes_dtype = elements_of(codes).dtype;
-    args.codes = const_cast<void*>(codes.const_data_ptr());
-    args.scales = const_cast<float*>(dense_scales.const_data_ptr<float>());
-    if (accumulate) entries.set.fill_stand_ins();
-    bucket_functions().unflatten_quantised(args);
-    write_back(entries);
+    check_entries(call, DType::kFloat32, "what was quantised", scale, accumulate);
+    check_overlap(call, codes, "codes", false);
+    check_overlap(call, scales, "scales", false);
+    check_outputs_disjoint(call, tensors);
+    decode(call, args, codes, scales);
+    call.set->bump_versions();
   });
 }
 
@@ -342,23 +366,19 @@ std::tuple<at::Tensor, at::Tensor> quantise_blocks(const at::Tensor& tensor, int
 
 at::Tensor dequantise_blocks(const at::Tensor& codes, const at::Tensor& scales, int64_t block,
                              at::ScalarType dtype) {
-  at::Tensor dense_codes;
-  translated([&] {
-    const auto numel = static_cast<size_t>(codes.numel());
-    check_codes(codes, scales, ceil_div(numel, checked_block(block)));
+  return translated([&] {
+    const size_t numel_of_block = checked_block(block);
+    check_codes(codes, scales, ceil_div(static_cast<size_t>(codes.numel()), numel_of_block));
     check_castable(DType::kFloat32, "what was quantised", dtype_of(dtype, "dtype"), "dtype");
-    dense_codes = codes.contiguous();
+    Call call(codes.device());
+    at::Tensor output = at::empty(codes.sizes(), at::TensorOptions(dtype).device(call.where));
+    add_entries(&call, {output}, {0}, output.numel(), Role::kOutput);
+    decode(call, quantised_args(call, {output}, block, 1.0), codes, scales);
+    return output;
   });
-  at::Tensor output = at::empty(codes.sizes(), at::TensorOptions(dtype));
-  unflatten_quantised_into(dense_codes, scales, {output}, {0}, block, 1.0, false);
-  return output;
 }
 
 }  // namespace
-
-const cpu::BucketFunctions* replace_bucket_functions(const cpu::BucketFunctions* functions) {
-  return std::exchange(replaced_functions, functions);
-}
 
 TORCH_LIBRARY_FRAGMENT(pycoll, library) {
   // No argument has a default: the dispatcher drops what equals one, and derivatives would have to guess.
@@ -405,6 +425,9 @@ void implement(torch::Library& library) {
 
 TORCH_LIBRARY_IMPL(pycoll, CPU, library) { implement(library); }
 TORCH_LIBRARY_IMPL(pycoll, SparseCPU, library) { implement(library); }
+// In every build: without kernels buckets_of() says how to build them.
+TORCH_LIBRARY_IMPL(pycoll, CUDA, library) { implement(library); }
+TORCH_LIBRARY_IMPL(pycoll, SparseCUDA, library) { implement(library); }
 
 // Codes and scales carry no gradient: autograd is passed by.
 TORCH_LIBRARY_IMPL(pycoll, Autograd, library) {

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
+#include "engine/exchange_values.h"
 #include "engine/signal_pads.h"
 #include "torch/errors.h"
 #include "torch/process_group.h"
@@ -37,18 +38,6 @@ struct Location {
   uint64_t nbytes, pad_offset, pad_bytes;
   uint64_t is_known;  // 0: the address is in no symmetric allocation
 };
-
-std::vector<Location> exchange_locations(Communicator* communicator, Location mine) {
-  std::vector<Location> all(static_cast<size_t>(communicator->world_size()));
-  Request request;
-  request.collective = Collective::kAllGather;
-  request.dtype = DType::kUInt8;
-  request.numel = sizeof(Location);
-  request.input.add_chunk(&mine, sizeof(Location));
-  for (Location& location : all) request.output.add_chunk(&location, sizeof(Location));
-  communicator->run(std::move(request), communicator->timeout());
-  return all;
-}
 
 // Ranks must have made the same thing.
 void compare_locations(const std::vector<Location>& all) {
@@ -237,7 +226,7 @@ class CpuSymmetricMemoryAllocator final : public symm::SymmetricMemoryAllocator 
         return it->second.memory;
       }
     }
-    const std::vector<Location> all = exchange_locations(communicator.get(), locate(data));
+    const std::vector<Location> all = exchange_values(communicator.get(), locate(data));
     compare_locations(all);
     auto memory = c10::make_intrusive<CpuSymmetricMemory>(communicator, all);
     std::lock_guard<std::mutex> lock(mutex_);

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -70,15 +71,47 @@ def group_of(process_group: dist.ProcessGroup | None, device_mesh: Any) -> dist.
     return dist.group.WORLD  # type: ignore[return-value]
 
 
-def check_devices(module: nn.Module, device_ids: Any, output_device: Any) -> None:
-    """Raises ValueError unless the module and these arguments are for the CPU."""
+def devices_of(
+    module: nn.Module, device_ids: Sequence[int | torch.device] | None, output_device: Any
+) -> tuple[list[int] | None, int | None]:
+    """`device_ids` and `output_device` as indices, as torch's wrapper keeps them.
+
+    Raises:
+        ValueError: the module's parameters lie where pycoll moves nothing, or partly on the CPU and partly on GPUs; or
+            the arguments do not name the one GPU that it is on.
+    """
     devices = {p.device for p in module.parameters()}
-    if any(device.type != "cpu" for device in devices):
+    shown = sorted(map(str, devices))
+    if any(device.type not in ("cpu", "cuda") for device in devices):
         raise ValueError(
-            f"the module has parameters on {sorted(map(str, devices))}; this build of pycoll moves CPU tensors only"
+            f"the module has parameters on {shown}; pycoll moves tensors of CPUs and of CUDA devices"
         )
-    if device_ids or output_device is not None:
+    if len({device.type for device in devices}) > 1:
         raise ValueError(
-            "DistributedDataParallel device_ids and output_device arguments only work with GPU modules, "
-            f"but got device_ids {device_ids}, output_device {output_device}, and a module on the CPU"
+            f"the module has parameters on {shown}; move them all to the CPU, or all to GPUs"
         )
+    if not device_ids and output_device is None:
+        return None, None
+    if len(devices) != 1 or devices == {torch.device("cpu")}:
+        raise ValueError(
+            "DistributedDataParallel device_ids and output_device arguments only work with modules on a single GPU, "
+            f"but got device_ids {device_ids}, output_device {output_device}, and a module on {shown}"
+        )
+    if device_ids and len(device_ids) > 1:
+        raise ValueError(
+            f"device_ids is {device_ids}, but a process drives one GPU; give the module's, or None"
+        )
+    (where,) = devices
+    ids = [_index_of(device, where) for device in device_ids or [where]]
+    if ids != [where.index]:
+        raise ValueError(
+            f"device_ids is {device_ids}, but the module is on {where}; move it with .to(), or give that device"
+        )
+    return ids, where.index if output_device is None else _index_of(output_device, where)
+
+
+def _index_of(device: int | str | torch.device, where: torch.device) -> int:
+    """A GPU's; "cuda" is the one that the module is on."""
+    if isinstance(device, int):
+        return device
+    return where.index if device in ("cuda", torch.device("cuda")) else torch.device(device).index

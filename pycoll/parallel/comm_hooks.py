@@ -49,6 +49,7 @@ class QuantisedState:
     block: BlockFormat
     process_group: dist.ProcessGroup | None = None
     error_feedback: bool = True
+    streams: dict[torch.device, Any] = field(default_factory=dict, init=False, repr=False)
     _residuals: dict[int, _Residuals] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -57,12 +58,15 @@ class QuantisedState:
         # Buckets go one after the other, on a thread beside the backward pass.
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="pycoll-quantised")
 
-    def residuals(self, bucket: Any, world_size: int, chunk: int) -> _Residuals:
+    def residuals(
+        self, bucket: Any, world_size: int, chunk: int, device: torch.device
+    ) -> _Residuals:
         """Zeros for a bucket that has not been seen with these parameters."""
         members = tuple(map(id, bucket.parameters()))
         known = self._residuals.get(bucket.index())
         if known is None or known.members != members:
-            known = _Residuals(members, torch.zeros(world_size, chunk), torch.zeros(1, chunk))
+            gradients = torch.zeros(world_size, chunk, device=device)
+            known = _Residuals(members, gradients, torch.zeros(1, chunk, device=device))
             self._residuals[bucket.index()] = known
         return known
 
@@ -87,6 +91,8 @@ class Float8State(QuantisedState):
 
 def quantised_hook(state: QuantisedState, bucket: Any) -> torch.futures.Future:
     """The hook for ``register_comm_hook``; the future's value is the mean, (numel,) of the bucket's dtype."""
+    if bucket.buffer().is_cuda:
+        return _in_a_stream(state, bucket)
     future: torch.futures.Future = torch.futures.Future()
 
     def run() -> None:
@@ -96,6 +102,20 @@ def quantised_hook(state: QuantisedState, bucket: Any) -> torch.futures.Future:
             future.set_exception(error)
 
     state.worker.submit(run)
+    return future
+
+
+def _in_a_stream(state: QuantisedState, bucket: Any) -> torch.futures.Future:
+    """The host waits for nothing here: a stream goes on beside the backward pass. Waiting for the future makes the
+    current stream wait."""
+    device = bucket.buffer().device
+    if device not in state.streams:
+        state.streams[device] = torch.cuda.Stream(device)
+    stream = state.streams[device]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    future: torch.futures.Future = torch.futures.Future(devices=[device])
+    with torch.cuda.stream(stream):
+        future.set_result(_reduce(state, bucket))
     return future
 
 
@@ -109,9 +129,9 @@ def _reduce(state: QuantisedState, bucket: Any) -> Tensor:
     buffer: Tensor = bucket.buffer()
     per_rank = -(-buffer.numel() // (world_size * state.block.block_numel))
     chunk = per_rank * state.block.block_numel
-    values = torch.zeros(world_size, chunk)
+    values = torch.zeros(world_size, chunk, device=buffer.device)
     values.view(-1)[: buffer.numel()] = buffer
-    kept = state.residuals(bucket, world_size, chunk)
+    kept = state.residuals(bucket, world_size, chunk, buffer.device)
     if state.error_feedback:
         values += kept.gradients
     rows = encode(values, state.block)
@@ -119,7 +139,7 @@ def _reduce(state: QuantisedState, bucket: Any) -> Tensor:
         kept.gradients = _finite(values - decode(rows, state.block))
     received = torch.empty_like(rows)
     collectives.all_to_all_single(received, rows, group=state.group)
-    mean = torch.zeros(1, chunk)
+    mean = torch.zeros(1, chunk, device=buffer.device)
     for row in received:
         mean += decode(row[None], state.block)
     mean /= world_size

@@ -16,13 +16,14 @@ from torch._compile import _disable_dynamo
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from pycoll.bucket import bucket_caps
-from pycoll.parallel.arguments import check_devices, delayed_names, group_of
+from pycoll.parallel.arguments import delayed_names, devices_of, group_of
 from pycoll.parallel.join import DDPJoinHook, any_rank_synchronises, highest_rank_with
 from pycoll.parallel.mixed_precision import ParameterCasts, Precision, cast_buffers
 from pycoll.parallel.model import (
     sparse_parameters,
     step_in_backward,
     tensors_in,
+    with_tensors,
     without_shards,
 )
 from pycoll.parallel.reducer import Reducer
@@ -52,8 +53,9 @@ class DistributedDataParallel(nn.Module, Joinable):
     - ``requires_grad`` may change later, on all ranks alike; the next forward sees it.
 
     Args:
-        module: the model, with CPU parameters.
-        device_ids, output_device: None for CPU models.
+        module: the model, on the CPU or on GPUs.
+        device_ids: the one GPU that the model is on; then inputs are moved there. None: they lie where they belong.
+        output_device: for code that looks; outputs stay where the model makes them.
         dim: of batches; unused, as inputs are not split.
         broadcast_buffers: the old name of `forward_sync_buffers`.
         init_sync: compare the ranks' models and take parameters and buffers of rank 0. Without it ranks have to be
@@ -85,10 +87,6 @@ class DistributedDataParallel(nn.Module, Joinable):
         ValueError: an argument is out of its range, or the group's backend is not pycoll.
         TypeError: an argument is of a wrong type.
     """
-
-    # As torch has them, for code that looks.
-    device_ids = None
-    output_device = None
 
     def __init__(
         self,
@@ -142,7 +140,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         )
         self._opaque_output: bool | None = None
         self._divide_by_initial_world_size = True
-        check_devices(module, device_ids, output_device)
+        self.device_ids, self.output_device = devices_of(module, device_ids, output_device)
         if init_sync:
             self._verify()
             state = [t for _, t in self._named_state()]
@@ -258,6 +256,9 @@ class DistributedDataParallel(nn.Module, Joinable):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward."""
         self._before_forward()
+        if self.device_ids is not None:
+            here = torch.device("cuda", self.device_ids[0])
+            inputs, kwargs = with_tensors((inputs, kwargs), lambda tensor: tensor.to(here))
         casts = self.reducer.casts
         if casts is None:
             return self._after_forward(self.module(*inputs, **kwargs))

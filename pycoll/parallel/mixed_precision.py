@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
+from pycoll.parallel.model import with_tensors
+
 # Autograd runs what was recorded last first. A cast is recorded before all that uses it, but a gradient should reach
 # its parameter at once: reductions overlap with the rest of the backward pass.
 _FIRST = (1 << 64) - 2
@@ -131,15 +133,7 @@ class ParameterCasts:
 
     def inputs(self, value: Any) -> Any:
         """`value` with the floating-point tensors in nested sequences and mappings cast."""
-        if isinstance(value, Tensor):
-            return value.to(self.dtype) if value.is_floating_point() else value
-        if isinstance(value, Mapping):
-            return type(value)((key, self.inputs(each)) for key, each in value.items())  # type: ignore[call-arg]
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(self.inputs, value))
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(self.inputs, value))
-        return value
+        return with_tensors(value, lambda x: x.to(self.dtype) if x.is_floating_point() else x)
 
 
 def cast_buffers(named: Sequence[tuple[str, Tensor]], dtype: torch.dtype | None) -> None:

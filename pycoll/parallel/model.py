@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,6 +31,19 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         for each in vars(value).values():
             if isinstance(each, (Tensor, list, tuple, Mapping)):
                 yield from tensors_in(each)
+
+
+def with_tensors(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
+    """`value` with ``fn(tensor)`` in place of each tensor in nested sequences and mappings."""
+    if isinstance(value, Tensor):
+        return fn(value)
+    if isinstance(value, Mapping):
+        return type(value)((key, with_tensors(each, fn)) for key, each in value.items())  # type: ignore[call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(with_tensors(each, fn) for each in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(with_tensors(each, fn) for each in value)
+    return value
 
 
 def without_shards(module: nn.Module) -> nn.Module:

@@ -147,8 +147,8 @@ def _issue_sparse(reduction: Reduction, reducer: Reducer) -> None:
     parameter = reduction.bucket.parameters[0]
     grad = parameter.grad
     if grad is None:
-        indices = torch.empty((1, 0), dtype=torch.int64)
-        values = torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype)
+        indices = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
+        values = parameter.detach().new_empty((0, *parameter.shape[1:]))
         mine = torch.sparse_coo_tensor(indices, values, parameter.shape)
         reduction.keeps_layout = torch.sparse_coo
     elif grad.is_sparse:

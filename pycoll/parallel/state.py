@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from pycoll import collectives
 from pycoll.parallel.agreement import Group
 
-# Tensors are sent together up to so many bytes; a larger one goes alone.
+# Tensors of a device are sent together up to so many bytes; a larger one goes alone.
 _CHUNK_BYTES = 16 << 20
 
 
@@ -69,7 +69,7 @@ def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     nbytes = 0
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()
-        if chunk and nbytes + size > _CHUNK_BYTES:
+        if chunk and (nbytes + size > _CHUNK_BYTES or tensor.device != chunk[0].device):
             yield chunk
             chunk, nbytes = [], 0
         chunk.append(tensor)

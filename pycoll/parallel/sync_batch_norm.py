@@ -89,8 +89,8 @@ class SyncBatchNorm(_BatchNorm):
             # Nothing to take statistics of; running ones stay.
             return F.batch_norm(
                 input,
-                torch.zeros(self.num_features, dtype=_accumulate_dtype(input)),
-                torch.ones(self.num_features, dtype=_accumulate_dtype(input)),
+                input.new_zeros(self.num_features, dtype=_accumulate_dtype(input)),
+                input.new_ones(self.num_features, dtype=_accumulate_dtype(input)),
                 self.weight,
                 self.bias,
                 False,
@@ -160,24 +160,24 @@ def _joined_statistics(rows: Tensor, group: Any) -> tuple[Tensor, Tensor, int]:
         variances, 1979.
     """
     channels = rows.shape[1]
-    mine = torch.zeros(2 * channels + 1, dtype=torch.float64)
+    mine = rows.new_zeros(2 * channels + 1, dtype=torch.float64)
     if len(rows):
         mean = rows.mean(dim=0)
         mine[:channels] = mean
         mine[channels:-1] = (rows - mean).square().sum(dim=0)
         mine[-1] = len(rows)
-    everyone = torch.empty(dist.get_world_size(group), len(mine), dtype=torch.float64)
+    everyone = mine.new_empty(dist.get_world_size(group), len(mine))
     collectives.all_gather_into_tensor(everyone.view(-1), mine, group)
-    total, mean, squares = 0.0, torch.zeros(channels).double(), torch.zeros(channels).double()
-    for row in everyone:
-        number = float(row[-1])
+    total, mean, squares = 0.0, mine.new_zeros(channels), mine.new_zeros(channels)
+    # On a GPU this is where the host waits.
+    for row, number in zip(everyone, everyone[:, -1].tolist(), strict=True):
         if number == 0:
             continue
         total += number
         delta = row[:channels] - mean
         mean = mean + delta * (number / total)
         squares = squares + row[channels:-1] + delta.square() * (number * (total - number) / total)
-    variance = squares / total if total else torch.ones(channels).double()
+    variance = squares / total if total else mine.new_ones(channels)
     return mean, variance, int(total)
 
 

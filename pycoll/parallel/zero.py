@@ -211,7 +211,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         """Every parameter from its owner to all ranks: one all_gather of uneven parts a dtype."""
         kinds = self._kinds()
         for dtype in dict.fromkeys(dtype for dtype, _ in kinds):
-            parts, mine = [], torch.empty(0, dtype=dtype)
+            parts, mine = [], self._empty(0, dtype)
             for rank in range(self.world_size):
                 parameters = kinds.get((dtype, rank), [])
                 parts.append(self._part(dtype, rank, parameters))
@@ -228,7 +228,10 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         flat = self._flat.get((dtype, rank))
         if flat is not None:
             return flat
-        return torch.empty(sum(p.numel() for p in parameters), dtype=dtype)
+        return self._empty(sum(p.numel() for p in parameters), dtype)
+
+    def _empty(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(numel, dtype=dtype, device=self._in_order[0].device)
 
     @staticmethod
     def _scatter_back(part: Tensor, parameters: list[nn.Parameter]) -> None:

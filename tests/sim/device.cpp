@@ -43,6 +43,11 @@ SimulatedDevice::~SimulatedDevice() {
 std::byte* SimulatedDevice::allocate(size_t nbytes) {
   std::lock_guard lock(mutex_);
   check_not_capturing("memory is made");
+  return new_memory(nbytes);
+}
+
+std::byte* SimulatedDevice::new_memory(size_t nbytes) {
+  std::lock_guard lock(mutex_);
   auto* const data = static_cast<std::byte*>(std::aligned_alloc(256, (nbytes + 255) / 256 * 256));
   std::memset(data, 0, nbytes);
   memory_[data] = nbytes;
@@ -106,7 +111,7 @@ void SimulatedDevice::take_launches(Queue& queue) {
     StreamItem item;
     item.launch = std::move(launch);
     if (queue.capture != 0) {
-      graph_.push_back({queue.id, std::move(item)});
+      graph_.items.push_back({queue.id, std::move(item)});
     } else {
       queue.items.push_back(std::move(item));
     }
@@ -116,7 +121,7 @@ void SimulatedDevice::take_launches(Queue& queue) {
 void SimulatedDevice::put(Queue& queue, StreamItem item) {
   take_launches(queue);
   if (queue.capture != 0) {
-    graph_.push_back({queue.id, std::move(item)});
+    graph_.items.push_back({queue.id, std::move(item)});
   } else {
     queue.items.push_back(std::move(item));
   }
@@ -199,6 +204,11 @@ void SimulatedDevice::synchronise_all() {
   }
 }
 
+void SimulatedDevice::run_a_little() {
+  std::lock_guard running(running_);
+  step();
+}
+
 // Events that can pass or be recorded, which do nothing else.
 void SimulatedDevice::pass_events() {
   for (bool has_passed = true; has_passed;) {
@@ -279,7 +289,7 @@ void SimulatedDevice::begin_capture() {
   is_capturing_ = true;
   capture_origin_ = current_;
   origin.capture = ++captures_;
-  graph_.clear();
+  graph_ = {};
 }
 
 // Every stream's last event has been waited for by another one; only the origin's end is the graph's.
@@ -288,7 +298,7 @@ void SimulatedDevice::check_joined() const {
     if (queue.capture == 0 || queue.id == capture_origin_) continue;
     bool is_joined = false;
     const EventState* last = nullptr;
-    for (const CapturedItem& captured : graph_) {
+    for (const CapturedItem& captured : graph_.items) {
       if (captured.queue != queue.id) {
         is_joined |= last != nullptr && captured.item.wait.get() == last;
         continue;
@@ -310,17 +320,30 @@ size_t SimulatedDevice::end_capture() {
   for (Queue& queue : queues_) queue.capture = 0;
   is_capturing_ = false;
   graphs_.push_back(std::move(graph_));
-  graph_.clear();
+  graph_ = {};
   return graphs_.size() - 1;
+}
+
+void SimulatedDevice::keep_in_graph(std::shared_ptr<void> used, const device::Stream& stream) {
+  std::lock_guard lock(mutex_);
+  if (queue(stream).capture == 0) misuse("a stream that is not captured has no graph");
+  graph_.kept.push_back(std::move(used));
+}
+
+void SimulatedDevice::delete_graph(size_t graph) {
+  Graph deleted;  // outside the lock
+  std::lock_guard lock(mutex_);
+  deleted = std::exchange(graphs_[graph], {});
 }
 
 // In the order of the capture, which is one that its events allow.
 void SimulatedDevice::replay(size_t graph) {
   std::lock_guard lock(mutex_);
-  for (const CapturedItem& captured : graphs_[graph]) {
+  for (const CapturedItem& captured : graphs_[graph].items) {
     if (captured.item.launch || captured.item.call)
       put(queues_[static_cast<size_t>(current_)], captured.item);
   }
+  run_on(current_stream(), [kept = graphs_[graph].kept] {});
 }
 
 }  // namespace pycoll::sim
@@ -366,6 +389,9 @@ void pycoll_sim_device_call(SimulatedDevice* device, void (*fn)(int64_t), int64_
 const char* pycoll_sim_device_synchronise(SimulatedDevice* device) {
   return text_of_error([&] { device->synchronise_all(); });
 }
+const char* pycoll_sim_device_run_a_little(SimulatedDevice* device) {
+  return text_of_error([&] { device->run_a_little(); });
+}
 const char* pycoll_sim_device_begin_capture(SimulatedDevice* device) {
   return text_of_error([&] { device->begin_capture(); });
 }
@@ -373,6 +399,12 @@ const char* pycoll_sim_device_end_capture(SimulatedDevice* device, size_t* graph
   return text_of_error([&] { *graph = device->end_capture(); });
 }
 void pycoll_sim_device_replay(SimulatedDevice* device, size_t graph) { device->replay(graph); }
+void pycoll_sim_device_delete_graph(SimulatedDevice* device, size_t graph) {
+  device->delete_graph(graph);
+}
+size_t pycoll_sim_device_num_allocations(SimulatedDevice* device) {
+  return device->num_allocations();
+}
 uint64_t pycoll_sim_device_num_launches(SimulatedDevice* device) { return device->num_launches(); }
 
 }  // extern "C"

@@ -44,7 +44,7 @@ class SimulatedDevice final : public device::Device {
   std::byte* allocate(size_t nbytes) override;
   void release(std::byte* data) override;
   void clear(std::byte* data, size_t nbytes) override;
-  std::byte* allocate_host(size_t nbytes) override { return allocate(nbytes); }
+  std::byte* allocate_host(size_t nbytes) override { return new_memory(nbytes); }
   void release_host(std::byte* data) override { release(data); }
   void set_word(uint32_t* word, uint32_t value) override;
   device::Stream current_stream() override;
@@ -60,17 +60,24 @@ class SimulatedDevice final : public device::Device {
   }
   std::shared_ptr<std::byte> scratch(size_t nbytes, const device::Stream& stream) override;
   void copy(void* dst, const void* src, size_t nbytes, const device::Stream& stream) override;
+  void keep_in_graph(std::shared_ptr<void> used, const device::Stream& stream) override;
 
   // ---- what a test does with it
 
   void set_current_stream(int64_t id);
   void synchronise_all();
+  // Runs the next thing in some stream, and passes the events that can pass.
+  void run_a_little();
   void begin_capture();
   // The graph's number.
   size_t end_capture();
   // Into the current stream.
   void replay(size_t graph);
+  // What stands in streams of it already still runs.
+  void delete_graph(size_t graph);
   uint64_t num_launches() const { return num_launches_; }
+  // Of memory that was not given back.
+  size_t num_allocations() const { return memory_.size(); }
 
  private:
   struct Queue {
@@ -83,8 +90,12 @@ class SimulatedDevice final : public device::Device {
     int64_t queue;
     StreamItem item;
   };
-  using Graph = std::vector<CapturedItem>;
+  struct Graph {
+    std::vector<CapturedItem> items;
+    std::vector<std::shared_ptr<void>> kept;
+  };
 
+  std::byte* new_memory(size_t nbytes);
   Queue& queue(const device::Stream& stream) { return queues_[static_cast<size_t>(stream.id)]; }
   void put(Queue& queue, StreamItem item);
   void take_launches(Queue& queue);

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from kernels import Bucket
 from torch import Tensor
 from where import Rank
 
+from pycoll import ops
 from pycoll.testing import run_streams
 
 TIMEOUT = timedelta(seconds=20)
@@ -46,33 +46,50 @@ def copy_rate(nbytes: int = GIB) -> float:
     return 2 * nbytes / seconds_of(lambda: target.copy_(source))
 
 
+def _bucket_rates(tensors: list[Tensor], rate: float) -> dict[str, Any]:
+    """Of pycoll.ops as users call them, beside torch's way. Bytes are what must be read and written."""
+    flat = torch.empty_like(torch.cat(tensors))
+    views = list(flat.split([tensor.numel() for tensor in tensors]))
+    halves = flat.to(torch.bfloat16)
+    wide, narrow = 2 * flat.nbytes, flat.nbytes + halves.nbytes
+    ways: dict[str, tuple[int, Callable[[], Any]]] = {
+        "flatten": (wide, lambda: ops.flatten(tensors)),
+        "flatten_into": (wide, lambda: ops.flatten_into(flat, tensors)),
+        "flatten_into_scaled": (wide, lambda: ops.flatten_into(flat, tensors, scale=0.5)),
+        "flatten_into_bfloat16": (narrow, lambda: ops.flatten_into(halves, tensors)),
+        "unflatten": (wide, lambda: ops.unflatten(flat, [tensor.shape for tensor in tensors])),
+        "unflatten_into": (wide, lambda: ops.unflatten_into(flat, tensors)),
+        "foreach_copy": (wide, lambda: torch._foreach_copy_(views, tensors)),
+    }
+    found = {}
+    for name, (nbytes, call) in ways.items():
+        reached = nbytes / seconds_of(call)
+        found[name] = {"gb_per_s": reached / 1e9, "of_copy": reached / rate}
+    return found
+
+
 def buckets() -> dict[str, Any]:
     rate = copy_rate()
     found: dict[str, Any] = {"copy_gb_per_s": rate / 1e9}
     wrong = []
-    for dtype in (torch.float32, torch.bfloat16):
-        tensors = [
-            torch.randn(numel, device="cuda").to(dtype) for numel in NUMELS for _ in range(COPIES)
-        ]
-        flat = torch.empty(sum(NUMELS) * COPIES, dtype=dtype, device="cuda")
-        nbytes = 2 * flat.nbytes
-        bucket, scaled = Bucket(tensors, flat), Bucket(tensors, flat, 0.5)
-        bucket.launch("flatten")
-        if not torch.equal(flat, torch.cat(tensors)):
-            wrong.append(f"flatten of {dtype}")
-        views = list(flat.split([tensor.numel() for tensor in tensors]))
-        ways = {
-            "flatten": lambda b=bucket: b.launch("flatten"),
-            "unflatten": lambda b=bucket: b.launch("unflatten"),
-            "flatten_scaled": lambda b=scaled: b.launch("flatten"),
-            "foreach_copy": lambda v=views, t=tensors: torch._foreach_copy_(v, t),
-        }
-        for name, launch in ways.items():
-            reached = nbytes / seconds_of(launch)
-            found[f"{name}_{str(dtype).removeprefix('torch.')}"] = {
-                "gb_per_s": reached / 1e9,
-                "of_copy": reached / rate,
-            }
+    cases = [(dtype, list(NUMELS) * COPIES) for dtype in (torch.float32, torch.bfloat16)]
+    # Where the host's part counts: the table of thousands of tensors.
+    cases.append((torch.float32, [4096 + index % 61 for index in range(5000)]))
+    for dtype, numels in cases:
+        tensors = [torch.randn(numel, device="cuda").to(dtype) for numel in numels]
+        name = f"{len(numels)}_of_{str(dtype).removeprefix('torch.')}"
+        if not torch.equal(ops.flatten(tensors), torch.cat(tensors)):
+            wrong.append(f"flatten of {name}")
+        found[name] = _bucket_rates(tensors, rate)
+    x = torch.randn(NUMELS[0], device="cuda")
+    codes, scales = ops.quantise_blocks(x)
+    nbytes = x.nbytes + codes.nbytes + scales.nbytes
+    for name, call in (
+        ("quantise_blocks", lambda: ops.quantise_blocks(x)),
+        ("dequantise_blocks", lambda: ops.dequantise_blocks(codes, scales)),
+    ):
+        reached = nbytes / seconds_of(call)
+        found[name] = {"gb_per_s": reached / 1e9, "of_copy": reached / rate}
     return {**found, "goal_of_copy": 0.9, "wrong": wrong}
 
 

@@ -13,12 +13,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import correctness
 import measure
+import operators
 import rivals
+import wrappers
 
 FUNCTIONS = {
     "streams": correctness.streams,
     "processes": correctness.processes,
     "hooks": correctness.hooks,
+    "operators": operators.operators,
+    "wrappers": wrappers.wrappers,
     "buckets": measure.buckets,
     "all_reduce": measure.all_reduce,
     "latency": measure.latency,

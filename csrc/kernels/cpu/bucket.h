@@ -57,12 +57,4 @@ struct QuantisedBucketArgs {
 void flatten_quantised(const QuantisedBucketArgs& args);
 void unflatten_quantised(const QuantisedBucketArgs& args);
 
-// These four, or others that keep their contract.
-struct BucketFunctions {
-  void (*flatten)(const BucketArgs&) = cpu::flatten;
-  void (*unflatten)(const BucketArgs&) = cpu::unflatten;
-  void (*flatten_quantised)(const QuantisedBucketArgs&) = cpu::flatten_quantised;
-  void (*unflatten_quantised)(const QuantisedBucketArgs&) = cpu::unflatten_quantised;
-};
-
 }  // namespace pycoll::cpu

@@ -116,22 +116,27 @@ struct BucketKernel {
   static PYCOLL_DEVICE void do_run(const Args& args, const std::byte* source, std::byte* target,
                                    size_t i, Factor scale, uint32_t& amax) {
     Wide x[kRun] = {};
-    if (source != nullptr) Run<From, kRun>::load_vectors(source + i * kFromItem, x);
     std::byte* const to = target + i * kToItem;
-    Wide before[kRun] = {};
-    if (args.accumulate) Run<To, kRun>::load_vectors(to, before);
+    // Nothing is made of what is missing: zero times a negative factor would be another zero.
+    if (source != nullptr) {
+      Run<From, kRun>::load_vectors(source + i * kFromItem, x);
+      Wide before[kRun] = {};
+      if (args.accumulate) Run<To, kRun>::load_vectors(to, before);
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) x[k] = computed(args, x[k], scale, before[k], amax);
+      for (int k = 0; k < kRun; ++k) x[k] = computed(args, x[k], scale, before[k], amax);
+    }
     Run<To, kRun>::store_vectors(to, x);
   }
 
   static PYCOLL_DEVICE void do_element(const Args& args, const std::byte* source, std::byte* target,
                                        size_t i, Factor scale, uint32_t& amax) {
     std::byte* const to = target + i * kToItem;
-    Wide x = {}, before = {};
-    if (source != nullptr) x = load_scalar<From>(source + i * kFromItem);
-    if (args.accumulate) before = load_scalar<To>(to);
-    store_scalar<To>(to, computed(args, x, scale, before, amax));
+    Wide x = {};
+    if (source != nullptr) {
+      const Wide before = args.accumulate ? load_scalar<To>(to) : Wide{};
+      x = computed(args, load_scalar<From>(source + i * kFromItem), scale, before, amax);
+    }
+    store_scalar<To>(to, x);
   }
 
   // What is stored for an element.

@@ -84,20 +84,52 @@ void set_word(uint32_t* word, uint32_t value) {
   stream.finish();
 }
 
-uint64_t capture_id(void* stream) {
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+struct Capture {
+  cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
+  cudaGraph_t graph = nullptr;
+
+  explicit Capture(void* stream) {
+    const auto of = static_cast<cudaStream_t>(stream);
 #if CUDART_VERSION >= 13000
-  PYCOLL_CUDA_CHECK(cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &capture, &id));
+    PYCOLL_CUDA_CHECK(cudaStreamGetCaptureInfo(of, &state, &id, &graph));
 #else
-  PYCOLL_CUDA_CHECK(cudaStreamGetCaptureInfo_v2(static_cast<cudaStream_t>(stream), &capture, &id));
+    PYCOLL_CUDA_CHECK(cudaStreamGetCaptureInfo_v2(of, &state, &id, &graph));
 #endif
-  return capture == cudaStreamCaptureStatusActive ? id + 1 : 0;
+  }
+  bool is_active() const { return state == cudaStreamCaptureStatusActive; }
+};
+
+uint64_t capture_id(void* stream) {
+  const Capture capture(stream);
+  return capture.is_active() ? capture.id + 1 : 0;
 }
 
 void copy(void* dst, const void* src, size_t nbytes, void* stream) {
-  PYCOLL_CUDA_CHECK(cudaMemcpyAsync(dst, src, nbytes, cudaMemcpyDeviceToDevice,
-                                    static_cast<cudaStream_t>(stream)));
+  PYCOLL_CUDA_CHECK(
+      cudaMemcpyAsync(dst, src, nbytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));
+}
+
+void keep_in_graph(void* stream, void* object, void (*drop)(void* object)) {
+  const Capture capture(stream);
+  PYCOLL_CHECK(capture.is_active());
+  cudaUserObject_t kept = nullptr;
+  PYCOLL_CUDA_CHECK(cudaUserObjectCreate(&kept, object, drop, 1, cudaUserObjectNoDestructorSync));
+  const cudaError_t retained =
+      cudaGraphRetainUserObject(capture.graph, kept, 1, cudaGraphUserObjectMove);
+  if (retained != cudaSuccess) cudaUserObjectRelease(kept);
+  PYCOLL_CUDA_CHECK(retained);
+}
+
+bool has_passed(void* event) {
+  const RelaxedCapture relaxed;
+  const cudaError_t found = cudaEventQuery(static_cast<cudaEvent_t>(event));
+  if (found == cudaErrorNotReady) {
+    cudaGetLastError();  // or a launch would find it
+    return false;
+  }
+  PYCOLL_CUDA_CHECK(found);
+  return true;
 }
 
 }  // namespace
@@ -105,7 +137,8 @@ void copy(void* dst, const void* src, size_t nbytes, void* stream) {
 
 extern "C" __attribute__((visibility("default"))) const void* pycoll_cuda_driver() {
   using namespace pycoll::cuda;
-  static const DriverFunctions functions{facts,        allocate, release,    clear, allocate_host,
-                                         release_host, set_word, capture_id, copy};
+  static const DriverFunctions functions{facts,         allocate,      release,   clear,
+                                         allocate_host, release_host,  set_word,  capture_id,
+                                         copy,          keep_in_graph, has_passed};
   return &functions;
 }

@@ -26,7 +26,13 @@ struct DriverFunctions {
   // Without waiting for any stream, also while one is captured.
   void (*set_word)(uint32_t* word, uint32_t value);
   uint64_t (*capture_id)(void* stream);
+  // Between memory of the device and of allocate_host().
   void (*copy)(void* dst, const void* src, size_t nbytes, void* stream);
+  // Calls drop(object) when the graph that the stream is captured into, and what was instantiated from it, has gone: on any thread,
+  // from which nothing of CUDA may be called.
+  void (*keep_in_graph)(void* stream, void* object, void (*drop)(void* object));
+  // Of a cudaEvent_t, also while another thread captures.
+  bool (*has_passed)(void* event);
 };
 
 }  // namespace pycoll::cuda

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import BackwardPrefetch
 
 from pycoll.parallel.fsdp.clipping import clip_grad_norm_
 from pycoll.parallel.fsdp.module import FSDPModule, fully_shard
-from pycoll.parallel.fsdp.policies import WirePolicy, as_mixed_precision
+from pycoll.parallel.fsdp.policies import WirePolicy, as_mixed_precision, check_offload
 from pycoll.parallel.fsdp.schedule import state_of
 
 
@@ -87,6 +87,7 @@ class FullyShardedDataParallel(nn.Module):
         name = getattr(sharding_strategy, "name", sharding_strategy or "FULL_SHARD")
         mesh = _mesh_of(name, process_group, device_mesh)
         _check_device(device_id)
+        check_offload("cpu_offload", cpu_offload)
         if not use_orig_params:
             raise ValueError(
                 "use_orig_params is False, but parameters are not flattened here; leave it at True"
