@@ -40,7 +40,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
 
@@ -57,13 +57,14 @@ def test_without_a_gpu_the_plan_is_printed(tmp_path: Path, script: ModuleType) -
 @pytest.mark.slow
 def test_the_simulator_passes(tmp_path: Path) -> None:
     output = tmp_path / "check.json"
-    build("none", ["libpycoll_sim.so"])  # parts have little time
+    build("none", ["libpycoll_sim.so"])
     done = run("--simulate", "--output", str(output))
     assert done.returncode == 0, done.stdout + output.read_text()
     parts = json.loads(output.read_text())["parts"]
     assert {name: part["status"] for name, part in parts.items()} == {
         "streams_2": "ok",
         "processes_2": "ok",
+        "triton": "ok",
     }
 
 
@@ -71,7 +72,7 @@ def test_the_simulator_passes(tmp_path: Path) -> None:
 def test_a_wrong_result_is_told(tmp_path: Path, script: ModuleType) -> None:
     """The check itself, with sums that it must refuse."""
     (tmp_path / "broken.py").write_text(
-        "import sys; sys.path.insert(0, 'tools/gpu_parts')\n"
+        "import sys; sys.path[:0] = ['tools/gpu_parts', 'tests']\n"
         "import correctness, json\n"
         "right = correctness.summed\n"
         "correctness.summed = lambda n, numel, dtype: right(n, numel, dtype).roll(1)\n"
@@ -89,6 +90,58 @@ def test_a_wrong_result_is_told(tmp_path: Path, script: ModuleType) -> None:
     wrong = json.loads(done.stdout)["wrong"]
     assert any("all_reduce of 1009" in text for text in wrong), done.stdout + done.stderr
     del script
+
+
+BROKEN_KERNELS = """
+import os
+import sys
+
+sys.path[:0] = ["tools/gpu_parts", "tests"]
+import run
+import triton_values
+from pycoll.testing import RankPool
+from pycoll.triton_kernels import launching
+
+
+def start_wrongly(launch):
+    right(launch)
+    if launch.kernel.fn.__name__ == "quantise_kernel":
+        launch.arguments["codes"].view(triton_values.torch.int8)[5] += 1
+
+
+def die():
+    with RankPool(1) as pool:
+        return pool.run(os._exit, 7)
+
+
+right, launching._start = launching._start, start_wrongly
+checks = triton_values.CHECKS
+triton_values.CHECKS = {name: checks[name] for name in ("quantisation", "deadline")} | {"processes": die}
+triton_values.QUANTISED = triton_values.QUANTISED[:1]
+sys.argv = ["run.py", "triton_values", sys.argv[1]]
+sys.exit(run.main())
+"""
+
+
+@pytest.mark.slow
+def test_a_wrong_triton_kernel_and_a_rank_that_dies_are_told(
+    tmp_path: Path, script: ModuleType
+) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text(BROKEN_KERNELS, encoding="utf-8")
+    part = script.Part("triton", "", 240.0, (sys.executable, str(broken), "{result}"))
+    environment = os.environ | {"PYCOLL_GPU_CHECK_SIMULATE": "1", "PYTHONPATH": str(ROOT)}
+    output = tmp_path / "check.json"
+    assert not script.run([part], output, environment, 300.0)
+    found = json.loads(output.read_text())["parts"]["triton"]
+    assert found["status"] == "failed"
+    assert found["exit_status"] == 1
+    codes, elements, died = found["wrong"]  # the deadline is as it should be
+    for text, what in ((codes, "codes"), (elements, "elements")):
+        assert f"quantisation: torch.float32 torch.float8_e4m3fn 131 by 17: {what}: 1 of" in text
+        assert "the first at 5 " in text
+    assert died.startswith("processes: RankError: ")
+    assert "rank 0 died" in died
 
 
 def test_a_part_that_goes_wrong_does_not_take_the_rest(tmp_path: Path, script: ModuleType) -> None:

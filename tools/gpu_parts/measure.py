@@ -46,14 +46,30 @@ def copy_rate(nbytes: int = GIB) -> float:
     return 2 * nbytes / seconds_of(lambda: target.copy_(source))
 
 
+def rates_of(
+    ways: dict[str, Callable[[], Any]], dtype: torch.dtype, nbytes: int, copy_rate: float
+) -> dict[str, Any]:
+    """Of launches that read and write `nbytes`."""
+    found = {}
+    for name, launch in ways.items():
+        reached = nbytes / seconds_of(launch)
+        found[f"{name}_{str(dtype).removeprefix('torch.')}"] = {
+            "gb_per_s": reached / 1e9,
+            "of_copy": reached / copy_rate,
+        }
+    return found
+
+
+def tensors_of_bucket(dtype: torch.dtype) -> list[Tensor]:
+    return [torch.randn(numel, device="cuda").to(dtype) for numel in NUMELS for _ in range(COPIES)]
+
+
 def buckets() -> dict[str, Any]:
     rate = copy_rate()
     found: dict[str, Any] = {"copy_gb_per_s": rate / 1e9}
     wrong = []
     for dtype in (torch.float32, torch.bfloat16):
-        tensors = [
-            torch.randn(numel, device="cuda").to(dtype) for numel in NUMELS for _ in range(COPIES)
-        ]
+        tensors = tensors_of_bucket(dtype)
         flat = torch.empty(sum(NUMELS) * COPIES, dtype=dtype, device="cuda")
         nbytes = 2 * flat.nbytes
         bucket, scaled = Bucket(tensors, flat), Bucket(tensors, flat, 0.5)
@@ -67,12 +83,7 @@ def buckets() -> dict[str, Any]:
             "flatten_scaled": lambda b=scaled: b.launch("flatten"),
             "foreach_copy": lambda v=views, t=tensors: torch._foreach_copy_(v, t),
         }
-        for name, launch in ways.items():
-            reached = nbytes / seconds_of(launch)
-            found[f"{name}_{str(dtype).removeprefix('torch.')}"] = {
-                "gb_per_s": reached / 1e9,
-                "of_copy": reached / rate,
-            }
+        found |= rates_of(ways, dtype, nbytes, rate)
     return {**found, "goal_of_copy": 0.9, "wrong": wrong}
 
 

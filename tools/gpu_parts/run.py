@@ -9,21 +9,26 @@ import json
 import sys
 from pathlib import Path
 
+# Cases of Triton kernels, and their checks, are those of the tests.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import correctness
 import measure
 import rivals
+import triton_rates
+import triton_values
 
 FUNCTIONS = {
     "streams": correctness.streams,
     "processes": correctness.processes,
-    "hooks": correctness.hooks,
     "buckets": measure.buckets,
     "all_reduce": measure.all_reduce,
     "latency": measure.latency,
     "symm_mem": rivals.symm_mem,
     "nccl": rivals.nccl,
+    "triton_values": triton_values.values,
+    "triton_rates": triton_rates.rates,
 }
 
 
