@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from cuda_sim_programs import build
+from simulated_kernels import library_path
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -57,7 +57,7 @@ def test_without_a_gpu_the_plan_is_printed(tmp_path: Path, script: ModuleType) -
 @pytest.mark.slow
 def test_the_simulator_passes(tmp_path: Path) -> None:
     output = tmp_path / "check.json"
-    build("none", ["libpycoll_sim.so"])
+    library_path()
     done = run("--simulate", "--output", str(output))
     assert done.returncode == 0, done.stdout + output.read_text()
     parts = json.loads(output.read_text())["parts"]

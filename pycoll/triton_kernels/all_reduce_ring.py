@@ -8,8 +8,7 @@ only.
 import triton
 import triton.language as tl
 
-from pycoll.triton_kernels.arguments import Reduction, num_blocks_for
-from pycoll.triton_kernels.launching import launch
+from pycoll.triton_kernels.arguments import Reduction, launch_by_slots
 from pycoll.triton_kernels.ring import (
     begin_step,
     end_step,
@@ -68,12 +67,10 @@ def all_reduce_ring_kernel(
 def start_ring(call: Reduction) -> None:
     group, source = call.group, call.source
     numel = source.tensor.numel()
-    chunk_units = -(-numel // (source.unit_numel * group.world_size))
-    launch(
+    launch_by_slots(
         all_reduce_ring_kernel,
-        num_blocks_for(group, chunk_units, group.layout.slot_units),
-        group.layout.config.num_warps,
+        group.layout,
+        -(-numel // (source.unit_numel * group.world_size)),
         **call.arguments("all_reduce_ring", numel),
         numel=numel,
-        slot_units=group.layout.slot_units,
     )
