@@ -16,7 +16,7 @@ from pycoll.triton_kernels.ring import (
     ring_slot,
     ring_step,
 )
-from pycoll.triton_kernels.segments import chunk_of, num_iterations, part_of
+from pycoll.triton_kernels.segments import num_iterations, part_of
 from pycoll.triton_kernels.signals import begin_epoch, end_epoch, rank_of, world_size_of
 
 
@@ -42,10 +42,9 @@ def all_reduce_ring_kernel(
     factor = tl.cast(factor_bits, tl.int64).to(tl.float64, bitcast=True)
     epoch, goes_on = begin_epoch(group, fingerprint, factor_bits)
     num_units = tl.cdiv(numel, UNIT)
-    _, largest = chunk_of(num_units, world_size, rank * 0)
     num_sent = tl.full((), 0, tl.int32)
     num_received = tl.full((), 0, tl.int32)
-    for iteration in range(num_iterations(largest, slot_units)):
+    for iteration in range(num_iterations(tl.cdiv(num_units, world_size), slot_units)):
         for index in range(2 * world_size - 1):
             step = tl.cast(index, tl.int32)
             receives = step > 0

@@ -69,21 +69,20 @@ QUANTISED_SIZES = ((1 << 16, 128), (65537, 128), (331, 17), (100, 1000))
 if SIMULATES:
     PLACE = INTERPRETER
     RANKS_AS_PROCESSES, RANKS_AS_STREAMS = 2, (1,)
-    NUMELS = SMALL_NUMELS = (37,)
+    NUMELS = (37,)
     BUCKET_NUMELS = (7, 1, 41, 0, 10, 5)
     BUCKETS, QUANTISED, QUANTISED_SIZES = BUCKETS[1:2], QUANTISED[:3], ((131, 17),)
     DEADLINE_S, PROCESSES_S = 0.02, 120.0
 else:
     PLACE = Place("cuda", LaunchConfig(num_blocks=8, num_warps=4), 16 << 10, 1 << 20)
     RANKS_AS_PROCESSES, RANKS_AS_STREAMS = 3, (2, 3, 4, 8)
-    # SMALL_NUMELS where there are many ranks.
-    NUMELS, SMALL_NUMELS = (1, 1009, 1 << 16), (1009,)
+    NUMELS = (1, 1009, 1 << 16)
     BUCKET_NUMELS = (7, 1, 30011, 0, 100, 100003, 5)
     DEADLINE_S = 1.0  # so late may a rank come that shares the GPU
     PROCESSES_S = 30.0
 
 
-def cases(numels: tuple[int, ...]) -> list[Case]:
+def cases() -> list[Case]:
     """Each dtype and each op with some kernel; each kernel aligned, and unaligned in place with uneven chunks."""
     found = []
     for k, kernel in enumerate(KERNELS):
@@ -92,9 +91,9 @@ def cases(numels: tuple[int, ...]) -> list[Case]:
         if kernel == "all_gather":
             pairs = [(dtype, "sum") for dtype in MOVED]
         for dtype, op in pairs[: 1 if SIMULATES else None]:
-            found += [Case(kernel, dtype, op, numel, 0, False, False) for numel in numels]
-        found += [Case(kernel, *pairs[1], numels[len(numels) // 2], 1, True, uneven)]
-        found += [Case(kernel, *pairs[-1], numels[-1], 0, True, uneven)]
+            found += [Case(kernel, dtype, op, numel, 0, False, False) for numel in NUMELS]
+        found += [Case(kernel, *pairs[1], NUMELS[len(NUMELS) // 2], 1, True, uneven)]
+        found += [Case(kernel, *pairs[-1], NUMELS[-1], 0, True, uneven)]
     return found
 
 
@@ -105,9 +104,9 @@ ON_CPU = replace(PLACE, device="cpu")
 
 def collective_launches() -> Iterator[Launch]:
     """As all ranks of small groups make them. What is compiled depends on how chunks are aligned, not on sizes."""
-    for world_size in (2, 3):
+    for world_size in (2, 4):
         groups = groups_of(world_size, ON_CPU, [0] * world_size)
-        for case in (*cases((1, 1009, 1024)), *cases(SMALL_NUMELS)):
+        for case in cases():
             for rank in range(world_size):
                 yield from launches_of(trial_of(case, rank, world_size, 0).start, groups[rank])
 
@@ -161,7 +160,7 @@ def _compile_share(index: int, num_shares: int) -> list[str]:
 def processes() -> list[str]:
     complaints = []
     with RankPool(RANKS_AS_PROCESSES, timeout=PROCESSES_S) as pool:
-        for rank, failures in enumerate(pool.run(run_cases, cases(NUMELS), TIMEOUT_S, PLACE)):
+        for rank, failures in enumerate(pool.run(run_cases, cases(), TIMEOUT_S, PLACE)):
             complaints += [f"rank {rank}: {case}: {what}" for case, what in failures.items()]
         for algorithm in ("one_shot", "ring"):
             found = pool.run(late_rank, algorithm, DEADLINE_S, PLACE)
@@ -231,7 +230,7 @@ def streams() -> list[str]:
     complaints = []
     for n in RANKS_AS_STREAMS:
         groups, own = groups_of(n, PLACE), streams_of(n)
-        for salt, case in enumerate(cases(NUMELS if n == 2 else SMALL_NUMELS)):
+        for salt, case in enumerate(cases()):
             trials = [trial_of(case, rank, n, salt, PLACE.device) for rank in range(n)]
             start_on(own, [launches_of(t.start, g) for t, g in zip(trials, groups, strict=True)])
             for rank, trial in enumerate(trials):
