@@ -34,6 +34,7 @@ from pycoll.triton_kernels.launching import Launch, LaunchConfig, compiled, star
 
 TIMEOUT_S = 10.0
 MOST_COMPLAINTS = 5
+MOST_COMPILERS = 16  # each has a context on the GPU
 
 # The first two for each kernel, the others in turn.
 REDUCTIONS = (
@@ -136,7 +137,7 @@ def compile_all() -> list[str]:
     """Into Triton's cache on disk, from which every rank takes them."""
     if SIMULATES:
         return []
-    num_processes = os.cpu_count() or 1
+    num_processes = min(len(os.sched_getaffinity(0)), MOST_COMPILERS)
     shares = [(index, num_processes) for index in range(num_processes)]
     # This process has not touched the GPU; a child of it may.
     with multiprocessing.get_context("fork").Pool(num_processes) as pool:
