@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -43,12 +44,20 @@ DTYPES = (
 OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 ALGORITHMS = ("one_shot", "two_shot", "ring", "ring_ll128")
 MESSAGE_BYTES = 10_000
+LIBRARY_VARIABLE = "PYCOLL_TEST_SIMULATOR"
+
+
+def library_path() -> str:
+    """Of the simulator. The first process makes it; its children, whose time is limited, find it made."""
+    if LIBRARY_VARIABLE not in os.environ:
+        build("none", ["libpycoll_sim.so"])
+        os.environ[LIBRARY_VARIABLE] = str(FOLDER / "build/none/libpycoll_sim.so")
+    return os.environ[LIBRARY_VARIABLE]
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    build("none", ["libpycoll_sim.so"])
-    loaded = ctypes.CDLL(str(FOLDER / "build/none/libpycoll_sim.so"))
+    loaded = ctypes.CDLL(library_path())
     loaded.pycoll_sim_immediate_device.restype = ctypes.c_void_p
     loaded.pycoll_sim_num_launches.restype = ctypes.c_uint64
     return loaded

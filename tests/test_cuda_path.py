@@ -20,8 +20,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from checker import assert_same_bits
-from cuda_sim_programs import build
 from simulated_device import SimulatedDevice
+from simulated_kernels import library_path
 from torch import Tensor
 
 import pycoll
@@ -38,7 +38,7 @@ NUMELS = (1, 61, 1009, 5003)
 @pytest.fixture(scope="module", autouse=True)
 def _simulator() -> None:
     """Compiled before ranks start, whose time is limited."""
-    build("none", ["libpycoll_sim.so"])
+    library_path()
 
 
 @functools.cache

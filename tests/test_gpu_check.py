@@ -12,9 +12,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from cuda_sim_programs import build
+from simulated_kernels import library_path
 
 ROOT = Path(__file__).resolve().parents[1]
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 
 
 def load(path: Path) -> ModuleType:
@@ -39,7 +41,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
 
@@ -56,7 +58,7 @@ def test_without_a_gpu_the_plan_is_printed(tmp_path: Path, script: ModuleType) -
 @pytest.mark.slow
 def test_the_simulator_passes(tmp_path: Path) -> None:
     output = tmp_path / "check.json"
-    build("none", ["libpycoll_sim.so"])  # parts have little time
+    library_path()
     done = run("--simulate", "--output", str(output))
     assert done.returncode == 0, done.stdout + output.read_text()
     parts = json.loads(output.read_text())["parts"]
@@ -65,6 +67,7 @@ def test_the_simulator_passes(tmp_path: Path) -> None:
         "processes_2": "ok",
         "operators": "ok",
         "wrappers": "ok",
+        "triton": "ok" if HAS_TRITON else "skipped",
     }
 
 
@@ -72,7 +75,7 @@ def test_the_simulator_passes(tmp_path: Path) -> None:
 def test_a_wrong_result_is_told(tmp_path: Path, script: ModuleType) -> None:
     """The check itself, with sums that it must refuse."""
     (tmp_path / "broken.py").write_text(
-        "import sys; sys.path.insert(0, 'tools/gpu_parts')\n"
+        "import sys; sys.path[:0] = ['tools/gpu_parts', 'tests']\n"
         "import correctness, json\n"
         "right = correctness.summed\n"
         "correctness.summed = lambda n, numel, dtype: right(n, numel, dtype).roll(1)\n"
@@ -90,6 +93,124 @@ def test_a_wrong_result_is_told(tmp_path: Path, script: ModuleType) -> None:
     wrong = json.loads(done.stdout)["wrong"]
     assert any("all_reduce of 1009" in text for text in wrong), done.stdout + done.stderr
     del script
+
+
+BROKEN_KERNELS = """
+import os
+import sys
+
+sys.path[:0] = ["tools/gpu_parts", "tests"]
+import run
+import triton_values
+from pycoll.testing import RankPool
+from pycoll.triton_kernels import launching
+
+
+def start_wrongly(launch):
+    right(launch)
+    if launch.kernel.fn.__name__ == "quantise_kernel":
+        launch.arguments["codes"].view(triton_values.torch.int8)[5] += 1
+
+
+def die():
+    with RankPool(1) as pool:
+        return pool.run(os._exit, 7)
+
+
+right, launching._start = launching._start, start_wrongly
+checks = triton_values.CHECKS
+triton_values.CHECKS = {name: checks[name] for name in ("quantisation", "deadline")} | {"processes": die}
+triton_values.QUANTISED = triton_values.QUANTISED[:1]
+sys.argv = ["run.py", "triton_values", sys.argv[1]]
+sys.exit(run.main())
+"""
+
+
+@needs_triton
+@pytest.mark.slow
+def test_a_wrong_triton_kernel_and_a_rank_that_dies_are_told(
+    tmp_path: Path, script: ModuleType
+) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text(BROKEN_KERNELS, encoding="utf-8")
+    part = script.Part("triton", "", 240.0, (sys.executable, str(broken), "{result}"))
+    environment = os.environ | {"PYCOLL_GPU_CHECK_SIMULATE": "1", "PYTHONPATH": str(ROOT)}
+    output = tmp_path / "check.json"
+    assert not script.run([part], output, environment, 300.0)
+    found = json.loads(output.read_text())["parts"]["triton"]
+    assert found["status"] == "failed"
+    assert found["exit_status"] == 1
+    codes, elements, died = found["wrong"]  # the deadline is as it should be
+    for text, what in ((codes, "codes"), (elements, "elements")):
+        assert f"quantisation: torch.float32 torch.float8_e4m3fn 131 by 17: {what}: 1 of" in text
+        assert "the first at 5 " in text
+    assert died.startswith("processes: RankError: ")
+    assert "rank 0 died" in died
+
+
+COMPILES_FIRST = """
+import json
+import sys
+
+sys.path[:0] = ["tools/gpu_parts", "tests"]
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+torch.set_num_threads(1)
+import triton_values as part
+from triton_compiler import specification
+
+
+class Driver:
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+
+triton.runtime.driver.set_active(Driver())
+first = {specification(launch): launch for launch in part.all_launches()}
+missing = set()
+for n in (3, 8):
+    groups = part.groups_of(n, part.ON_CPU, [0] * n)
+    for case in part.cases():
+        for rank, group in enumerate(groups):
+            for launch in part.launches_of(part.trial_of(case, rank, n, 0, "cpu").start, group):
+                if specification(launch) not in first:
+                    missing.add(f"{case}, rank {rank} of {n}")
+targets = {}
+for launch in first.values():
+    name = launch.kernel.fn.__name__
+    if name in ("bucket_kernel", "all_gather_kernel") and name not in targets:
+        targets[name] = part.compiled(launch).asm["ptx"].split(".target ")[1][:5]
+print(json.dumps([len(first), sorted(missing), targets]))
+"""
+
+
+@needs_triton
+@pytest.mark.slow
+def test_all_triton_kernels_of_the_checks_are_compiled_first(tmp_path: Path) -> None:
+    """No GPU is needed to compile. What ranks compile only when others wait for them takes time from the checks."""
+    (tmp_path / "program.py").write_text(COMPILES_FIRST, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py")],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    number, missing, targets = json.loads(done.stdout)
+    assert 80 < number < 130
+    assert missing == []
+    assert targets == {"bucket_kernel": "sm_90", "all_gather_kernel": "sm_90"}
 
 
 def test_a_part_that_goes_wrong_does_not_take_the_rest(tmp_path: Path, script: ModuleType) -> None:

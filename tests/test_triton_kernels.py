@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import triton_ranks
-from triton_ranks import Case
+import triton_trials
+from triton_trials import Case
 
 from pycoll import reference
 from pycoll.testing import RankPool
@@ -54,7 +55,7 @@ def interpreted() -> Iterator[Pools]:
 
 def all_cases() -> list[Case]:
     product = itertools.product(
-        triton_ranks.KERNELS, DTYPES, reference.OPS, NUMELS, (0, 1), (False, True), (False, True)
+        triton_trials.KERNELS, DTYPES, reference.OPS, NUMELS, (0, 1), (False, True), (False, True)
     )
     return [
         Case(*what)
@@ -110,7 +111,7 @@ def test_matrix(interpreted: Pools, world_size: int) -> None:
 def test_a_group_of_one(interpreted: Pools) -> None:
     cases = [
         Case(kernel, torch.bfloat16, "avg", 97, 0, False, False)
-        for kernel in triton_ranks.KERNELS[:4]
+        for kernel in triton_trials.KERNELS[:4]
     ]
     cases.append(Case("all_gather", torch.bfloat16, "sum", 97, 0, False, False))
     assert interpreted(1).run(triton_ranks.run_cases, cases) == [{}]
@@ -159,12 +160,16 @@ def test_buckets(interpreted: Pools) -> None:
     if not FULL:
         pairs = pairs[::3]
     pairs += [(dtype, dtype) for dtype in MOVED]
-    assert interpreted(1).run(triton_ranks.moved_buckets, pairs, timeout=300) == [[]]
+    assert interpreted(1).run(
+        triton_ranks.by_interpreter, triton_trials.moved_buckets, pairs, timeout=300
+    ) == [[]]
 
 
 @pytest.mark.slow
 def test_amax_and_device_scale(interpreted: Pools) -> None:
-    ((largest, with_nan, is_scaled),) = interpreted(1).run(triton_ranks.scales_and_amax)
+    ((largest, with_nan, is_scaled),) = interpreted(1).run(
+        triton_ranks.by_interpreter, triton_trials.scales_and_amax
+    )
     assert largest == 700.0
     assert with_nan != with_nan
     assert is_scaled
@@ -176,4 +181,6 @@ def test_quantisation(interpreted: Pools) -> None:
     codes = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
     pairs = list(itertools.product(FLOATS[:3], codes))
     sizes = [(1009, 128), (331, 17), (384, 64), (100, 1000), (333, 333), (1, 16)]
-    assert interpreted(1).run(triton_ranks.quantised_blocks, pairs, sizes, timeout=300) == [[]]
+    assert interpreted(1).run(
+        triton_ranks.by_interpreter, triton_trials.quantised_blocks, pairs, sizes, timeout=300
+    ) == [[]]

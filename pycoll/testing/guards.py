@@ -19,7 +19,7 @@ GUARD_NBYTES = 256
 def guarded(
     values: Tensor, *, strides: Sequence[int] | None = None, offset_bytes: int = 0
 ) -> Tensor:
-    """A copy of `values` inside a larger buffer whose other bytes are guards.
+    """A copy of `values`, on their device, inside a larger buffer whose other bytes are guards.
 
     strides: in elements, one per dim; contiguous unless given. Equal positions (a stride of 0)
         are allowed where `values` agrees with itself there.
@@ -36,7 +36,7 @@ def guarded(
     reach = _reach(values.shape, strides)
     nbytes = GUARD_NBYTES + offset_bytes + reach * itemsize + GUARD_NBYTES
     nbytes += -nbytes % itemsize
-    buffer = _pattern(nbytes)
+    buffer = _pattern(nbytes).to(values.device)
     start = (GUARD_NBYTES + offset_bytes) // itemsize
     view = torch.as_strided(buffer.view(values.dtype), values.shape, tuple(strides), start)
     target, source = view, values
@@ -54,7 +54,8 @@ def check_guards(*tensors: Tensor) -> None:
     """
     storage = tensors[0].untyped_storage()
     nbytes = storage.nbytes()
-    content = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,))
+    content = torch.empty(0, dtype=torch.uint8, device=tensors[0].device)
+    content = content.set_(storage, 0, (nbytes,), (1,)).cpu()
     outside = torch.ones(nbytes, dtype=torch.bool)
     for tensor in tensors:
         if tensor.untyped_storage().data_ptr() != storage.data_ptr():

@@ -9,19 +9,16 @@ from torch import Tensor
 from pycoll.triton_kernels.arguments import (
     check,
     chunks_are_aligned,
-    num_blocks_for,
+    launch_by_slots,
     numels_of,
     shape_of,
 )
 from pycoll.triton_kernels.group import TritonGroup, fingerprint
-from pycoll.triton_kernels.launching import launch
 from pycoll.triton_kernels.segments import (
-    copy,
-    first_element,
+    copy_segment,
     largest_numel,
     num_iterations,
-    numel_of,
-    segment_of,
+    part_in_table,
     slot_of,
 )
 from pycoll.triton_kernels.signals import (
@@ -56,31 +53,29 @@ def all_gather_kernel(
     world_size = world_size_of(group)
     epoch, goes_on = begin_epoch(group, fingerprint, 0)
     largest = tl.cdiv(largest_numel(chunks, world_size), UNIT)
-    own_numel = tl.load(chunks + world_size + rank)
     for iteration in range(num_iterations(largest, slot_units)):
         area = iteration % 2
-        own_begin, units = segment_of(tl.cdiv(own_numel, UNIT), slot_units, iteration)
-        own_part = numel_of(own_begin, units, own_numel, UNIT)
-        source = input + own_begin * UNIT
+        first, begin, part = part_in_table(
+            chunks, rank, world_size, slot_units, iteration, ALIGNED, UNIT
+        )
+        source = input + begin
         if goes_on:
             for distance in range(1, world_size):
                 dst = (rank + distance) % world_size
                 slot = slot_of(group, area, dst, rank, slot_units, dtype)
-                copy(slot, source, own_part, 0, BLOCK // UNIT, BLOCK, UNIT)
+                copy_segment(slot, source, part, BLOCK, UNIT)
             if COPIES_OWN:
-                target = output + first_element(chunks, rank, ALIGNED, UNIT)
-                copy(target + own_begin * UNIT, source, own_part, 0, BLOCK // UNIT, BLOCK, UNIT)
+                copy_segment(output + first + begin, source, part, BLOCK, UNIT)
         post_all(group, area, epoch, iteration + 1, goes_on)
         goes_on = wait_all(group, area, epoch, iteration + 1, PHASE_DIRECT_IN, goes_on)
         if goes_on:
             for distance in range(1, world_size):
                 src = (rank + distance) % world_size
-                numel = tl.load(chunks + world_size + src)
-                begin, units = segment_of(tl.cdiv(numel, UNIT), slot_units, iteration)
+                first, begin, part = part_in_table(
+                    chunks, src, world_size, slot_units, iteration, ALIGNED, UNIT
+                )
                 slot = slot_of(group, area, rank, src, slot_units, dtype)
-                target = output + first_element(chunks, src, ALIGNED, UNIT)
-                part = numel_of(begin, units, numel, UNIT)
-                copy(target + begin * UNIT, slot, part, 0, BLOCK // UNIT, BLOCK, UNIT)
+                copy_segment(output + first + begin, slot, part, BLOCK, UNIT)
     end_epoch(group, epoch, goes_on)
 
 
@@ -98,23 +93,20 @@ def all_gather(
         ValueError: a tensor or numels does not fit.
     """
     check(group, {"input": input, "output": output}, None)
-    chunks = numels_of(group, numels, ("output", output.numel()), ("input", input.numel()))
+    chunks = numels_of(group, numels, ("output", output), ("input", input))
     source, target = bytes_of(input), bytes_of(output)
-    per_element = 2 if input.is_complex() else 1
-    chunks = [numel * per_element for numel in chunks]
     begin = sum(chunks[: group.rank]) * source.tensor.element_size()
-    arguments = {
-        "group": group.table,
-        "input": source.tensor,
-        "output": target.tensor,
-        "chunks": group.chunk_table(chunks),
-        "fingerprint": fingerprint("all_gather", tuple(chunks), str(input.dtype)),
-        "slot_units": group.layout.slot_units,
-        "COPIES_OWN": source.tensor.data_ptr() != target.tensor.data_ptr() + begin,
-        "ALIGNED": chunks_are_aligned(target, chunks, source),
+    launch_by_slots(
+        all_gather_kernel,
+        group.layout,
+        -(-max(chunks) // source.unit_numel),
+        group=group.table,
+        input=source.tensor,
+        output=target.tensor,
+        chunks=group.chunk_table(chunks),
+        fingerprint=fingerprint("all_gather", tuple(chunks), str(input.dtype)),
+        COPIES_OWN=source.tensor.data_ptr() != target.tensor.data_ptr() + begin,
+        ALIGNED=chunks_are_aligned(target, chunks, source),
         **shape_of(group, source),
-    }
-    units = -(-max(chunks) // source.unit_numel)
-    num_blocks = num_blocks_for(group, units, group.layout.slot_units)
-    launch(all_gather_kernel, num_blocks, group.layout.config.num_warps, **arguments)
+    )
     return output

@@ -18,12 +18,12 @@ from pycoll.triton_kernels.segments import UNIT_BYTES, copy
 from pycoll.triton_kernels.signals import (
     MAILBOXES,
     PHASE_ONE_SHOT,
+    aligned_pointer_to,
     end_epoch,
     is_going_on,
     meet_all,
     memory_of,
     next_epoch,
-    pointer_to,
     post_all,
     rank_of,
     send_entries,
@@ -71,7 +71,7 @@ def all_reduce_one_shot_kernel(
         for distance in range(1, world_size):
             dst = (rank + distance) % world_size
             mailbox = mailbox_of(group, epoch, dst, rank, capacity_units)
-            mailbox = tl.multiple_of(pointer_to(mailbox, dtype), 16)
+            mailbox = aligned_pointer_to(mailbox, dtype)
             copy(mailbox, input, numel, first_unit, stride_units, BLOCK, UNIT)
     post_all(group, AREA, epoch, 1, goes_on)
     goes_on = meet_all(group, epoch, fingerprint, goes_on)
@@ -91,7 +91,7 @@ def start_one_shot(call: Reduction) -> None:
     block_units = shape["BLOCK"] // shape["UNIT"]
     launch(
         all_reduce_one_shot_kernel,
-        num_blocks_for(group, -(-numel // source.unit_numel), block_units),
+        num_blocks_for(group.layout, -(-numel // source.unit_numel), block_units),
         group.layout.config.num_warps,
         **shape,
         numel=numel,

@@ -8,8 +8,7 @@ only.
 import triton
 import triton.language as tl
 
-from pycoll.triton_kernels.arguments import Reduction, num_blocks_for
-from pycoll.triton_kernels.launching import launch
+from pycoll.triton_kernels.arguments import Reduction, launch_by_slots
 from pycoll.triton_kernels.ring import (
     begin_step,
     end_step,
@@ -17,7 +16,7 @@ from pycoll.triton_kernels.ring import (
     ring_slot,
     ring_step,
 )
-from pycoll.triton_kernels.segments import chunk_of, num_iterations, part_of
+from pycoll.triton_kernels.segments import num_iterations, part_of
 from pycoll.triton_kernels.signals import begin_epoch, end_epoch, rank_of, world_size_of
 
 
@@ -43,10 +42,9 @@ def all_reduce_ring_kernel(
     factor = tl.cast(factor_bits, tl.int64).to(tl.float64, bitcast=True)
     epoch, goes_on = begin_epoch(group, fingerprint, factor_bits)
     num_units = tl.cdiv(numel, UNIT)
-    _, largest = chunk_of(num_units, world_size, rank * 0)
     num_sent = tl.full((), 0, tl.int32)
     num_received = tl.full((), 0, tl.int32)
-    for iteration in range(num_iterations(largest, slot_units)):
+    for iteration in range(num_iterations(tl.cdiv(num_units, world_size), slot_units)):
         for index in range(2 * world_size - 1):
             step = tl.cast(index, tl.int32)
             receives = step > 0
@@ -68,12 +66,10 @@ def all_reduce_ring_kernel(
 def start_ring(call: Reduction) -> None:
     group, source = call.group, call.source
     numel = source.tensor.numel()
-    chunk_units = -(-numel // (source.unit_numel * group.world_size))
-    launch(
+    launch_by_slots(
         all_reduce_ring_kernel,
-        num_blocks_for(group, chunk_units, group.layout.slot_units),
-        group.layout.config.num_warps,
+        group.layout,
+        -(-numel // (source.unit_numel * group.world_size)),
         **call.arguments("all_reduce_ring", numel),
         numel=numel,
-        slot_units=group.layout.slot_units,
     )

@@ -7,13 +7,11 @@ the other.
 import triton
 import triton.language as tl
 
-from pycoll.triton_kernels.arguments import Reduction, num_blocks_for
-from pycoll.triton_kernels.launching import launch
+from pycoll.triton_kernels.arguments import Reduction, launch_by_slots
 from pycoll.triton_kernels.reduction import reduce_run
 from pycoll.triton_kernels.segments import (
     UNIT_BYTES,
-    chunk_of,
-    copy,
+    copy_segment,
     num_iterations,
     part_of,
     slot_of,
@@ -57,8 +55,7 @@ def all_reduce_two_shot_kernel(
     epoch, goes_on = begin_epoch(group, fingerprint, factor_bits)
 
     num_units = tl.cdiv(numel, UNIT)
-    _, largest = chunk_of(num_units, world_size, rank * 0)
-    for iteration in range(num_iterations(largest, slot_units)):
+    for iteration in range(num_iterations(tl.cdiv(num_units, world_size), slot_units)):
         if goes_on:
             for distance in range(1, world_size):
                 dst = (rank + distance) % world_size
@@ -66,7 +63,7 @@ def all_reduce_two_shot_kernel(
                     num_units, numel, dst, world_size, slot_units, iteration, UNIT
                 )
                 slot = slot_of(group, AREA_IN, dst, rank, slot_units, dtype)
-                copy(slot, input + begin, part, 0, BLOCK // UNIT, BLOCK, UNIT)
+                copy_segment(slot, input + begin, part, BLOCK, UNIT)
         post_all(group, AREA_IN, epoch, iteration + 1, goes_on)
         goes_on = wait_all(group, AREA_IN, epoch, iteration + 1, PHASE_DIRECT_IN, goes_on)
 
@@ -85,20 +82,18 @@ def all_reduce_two_shot_kernel(
                     num_units, numel, src, world_size, slot_units, iteration, UNIT
                 )
                 slot = slot_of(group, AREA_OUT, rank, src, slot_units, dtype)
-                copy(output + begin, slot, part, 0, BLOCK // UNIT, BLOCK, UNIT)
+                copy_segment(output + begin, slot, part, BLOCK, UNIT)
     end_epoch(group, epoch, goes_on)
 
 
 def start_two_shot(call: Reduction) -> None:
     group, source = call.group, call.source
     numel = source.tensor.numel()
-    chunk_units = -(-numel // (source.unit_numel * group.world_size))
-    launch(
+    launch_by_slots(
         all_reduce_two_shot_kernel,
-        num_blocks_for(group, chunk_units, group.layout.slot_units),
-        group.layout.config.num_warps,
+        group.layout,
+        -(-numel // (source.unit_numel * group.world_size)),
         **call.arguments("all_reduce_two_shot", numel),
         numel=numel,
-        slot_units=group.layout.slot_units,
         ALIGNED=source.is_aligned,
     )

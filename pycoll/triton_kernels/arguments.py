@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from pycoll import reference
-from pycoll.triton_kernels.group import TritonGroup, fingerprint
+from pycoll.triton_kernels.group import Layout, TritonGroup, fingerprint
+from pycoll.triton_kernels.launching import launch
 from pycoll.triton_kernels.storage import (
     Storage,
     check_contiguous,
@@ -29,9 +30,15 @@ def check(group: TritonGroup, tensors: dict[str, Tensor], op: str | None) -> Non
         raise ValueError(f"op {op} has no meaning for {first.dtype}; choose another op or dtype")
 
 
-def num_blocks_for(group: TritonGroup, work_units: int, block_units: int) -> int:
+def num_blocks_for(layout: Layout, work_units: int, block_units: int) -> int:
     """As many programs as there is work for; equal on all ranks."""
-    return max(1, min(group.layout.config.num_blocks, -(-work_units // block_units)))
+    return max(1, min(layout.config.num_blocks, -(-work_units // block_units)))
+
+
+def launch_by_slots(kernel: object, layout: Layout, chunk_units: int, **arguments: Any) -> None:
+    """A kernel whose blocks share out chunks of up to `chunk_units` by the slot."""
+    num_blocks = num_blocks_for(layout, chunk_units, layout.slot_units)
+    launch(kernel, num_blocks, layout.config.num_warps, slot_units=layout.slot_units, **arguments)
 
 
 @dataclass(frozen=True)
@@ -65,25 +72,30 @@ def shape_of(group: TritonGroup, source: Storage) -> dict[str, int]:
 
 
 def numels_of(
-    group: TritonGroup, numels: Sequence[int] | None, whole: tuple[str, int], own: tuple[str, int]
+    group: TritonGroup,
+    numels: Sequence[int] | None,
+    whole: tuple[str, Tensor],
+    own: tuple[str, Tensor],
 ) -> list[int]:
-    """Elements of each rank's chunk; `whole` and `own` are names and sizes of the tensors that must fit."""
-    n = group.world_size
+    """Elements of each rank's chunk, where both parts of a complex number are elements. `whole` and `own`: the tensors
+    that must fit, with their names."""
+    n, whole_numel, own_numel = group.world_size, whole[1].numel(), own[1].numel()
     if numels is None:
-        if whole[1] != n * own[1]:
+        if whole_numel != n * own_numel:
             raise ValueError(
-                f"{whole[0]} has {whole[1]} elements and {own[0]} {own[1]}, in a group of {n}; give "
+                f"{whole[0]} has {whole_numel} elements and {own[0]} {own_numel}, in a group of {n}; give "
                 f"{whole[0]} {n} times as many, or say by numels what each rank has"
             )
-        return [own[1]] * n
+        numels = [own_numel] * n
     if len(numels) != n or min(numels) < 0:
         raise ValueError(f"numels is {list(numels)}; give one number for each of {n} ranks")
-    if sum(numels) != whole[1] or numels[group.rank] != own[1]:
+    if sum(numels) != whole_numel or numels[group.rank] != own_numel:
         raise ValueError(
-            f"numels is {list(numels)}, but {whole[0]} has {whole[1]} elements and {own[0]} {own[1]} "
+            f"numels is {list(numels)}, but {whole[0]} has {whole_numel} elements and {own[0]} {own_numel} "
             f"(rank {group.rank}); make them fit"
         )
-    return list(numels)
+    parts = 2 if own[1].is_complex() else 1
+    return [numel * parts for numel in numels]
 
 
 def chunks_are_aligned(storage: Storage, numels: Sequence[int], *others: Storage) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pycoll.triton_kernels.elements import from_float, to_float
 from pycoll.triton_kernels.launching import LaunchConfig, launch
+from pycoll.triton_kernels.segments import block_of
 from pycoll.triton_kernels.signals import pointer_to
 from pycoll.triton_kernels.storage import (
     UNIT_BYTES,
@@ -127,9 +128,10 @@ def move_run(
     aligned_source = tl.multiple_of(source + head, 16)
     aligned_target = tl.multiple_of(target + head, 16)
     for unit in range(0, num_units, BLOCK // UNIT):
-        units = unit + lanes // UNIT
-        amax = move(aligned_source, aligned_target, unit * UNIT + lanes, units < present_units, units < num_units,
-                    scale, amax, SOURCE_KIND, TARGET_KIND, COMPUTES, ACCUMULATES, HAS_AMAX, False)  # fmt: skip
+        offsets, mask = block_of(unit, num_units, BLOCK, UNIT)
+        _, source_mask = block_of(unit, present_units, BLOCK, UNIT)
+        amax = move(aligned_source, aligned_target, offsets, source_mask, mask, scale, amax, SOURCE_KIND,
+                    TARGET_KIND, COMPUTES, ACCUMULATES, HAS_AMAX, False)  # fmt: skip
     offsets = head + num_units * UNIT + tl.arange(0, UNIT)
     source_mask = offsets < tl.where(is_present, numel, 0)
     return move(source, target, offsets, source_mask, offsets < numel, scale, amax, SOURCE_KIND,
@@ -172,6 +174,10 @@ def bucket_kernel(
 ):
     """Of `example` only the type is used: it is that of the tensors."""
     TENSOR: tl.constexpr = example.dtype.element_ty
+    SOURCE_KIND: tl.constexpr = TENSOR_KIND if FLATTENS else BUCKET_KIND
+    TARGET_KIND: tl.constexpr = BUCKET_KIND if FLATTENS else TENSOR_KIND
+    # A missing tensor is zeros, or nothing where they would be added.
+    WRITES_ZEROS: tl.constexpr = FLATTENS and not ACCUMULATES
     scale = tl.cast(scale_bits, tl.int64).to(tl.float64, bitcast=True)
     if bucket.dtype.element_ty != tl.float64:
         scale = scale.to(tl.float32)
@@ -193,14 +199,12 @@ def bucket_kernel(
             tensor = pointer_to(address, TENSOR) + (place - first)
             is_present = address != 0
             if FLATTENS:
-                # A missing tensor is zeros, or nothing where they would be added.
-                if (part > 0) & (is_present | (not ACCUMULATES)):
-                    largest = move_run(tensor, bucket + place, part, is_present, scale, largest, TENSOR_KIND,
-                                       BUCKET_KIND, COMPUTES, ACCUMULATES, HAS_AMAX, UNIT, BLOCK)  # fmt: skip
+                source, target = tensor, bucket + place
             else:
-                if (part > 0) & is_present:
-                    largest = move_run(bucket + place, tensor, part, is_present, scale, largest, BUCKET_KIND,
-                                       TENSOR_KIND, COMPUTES, ACCUMULATES, HAS_AMAX, UNIT, BLOCK)  # fmt: skip
+                source, target = bucket + place, tensor
+            if (part > 0) & (is_present | WRITES_ZEROS):
+                largest = move_run(source, target, part, is_present, scale, largest, SOURCE_KIND, TARGET_KIND,
+                                   COMPUTES, ACCUMULATES, HAS_AMAX, UNIT, BLOCK)  # fmt: skip
             index += 1
     if HAS_AMAX:
         tl.atomic_max(amax, largest, sem="relaxed", scope="sys")

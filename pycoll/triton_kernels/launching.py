@@ -48,16 +48,26 @@ class Launch:
     arguments: Mapping[str, Any]
 
 
+def _options(launch: Launch) -> dict[str, Any]:
+    # Products are rounded before they are added, as everywhere in pycoll.
+    return {**launch.arguments, "num_warps": launch.num_warps, "enable_fp_fusion": False}
+
+
 def start(launch: Launch) -> None:
     """On the device of its tensors, and that device's current stream."""
     import torch
 
     tensors = [value for value in launch.arguments.values() if isinstance(value, torch.Tensor)]
     with torch.cuda.device_of(tensors[0]):
-        # Products are rounded before they are added, as everywhere in pycoll.
-        launch.kernel[(launch.num_blocks,)](
-            **launch.arguments, num_warps=launch.num_warps, enable_fp_fusion=False
-        )
+        launch.kernel[(launch.num_blocks,)](**_options(launch))
+
+
+def compiled(launch: Launch) -> Any:
+    """The kernel of a launch as Triton compiles it for the current device; nothing is started. Its ``run`` loads it.
+
+    Loading may wait for kernels that run: ranks that share a GPU load theirs before any of them waits for another.
+    """
+    return launch.kernel.warmup(grid=(launch.num_blocks,), **_options(launch))
 
 
 _start: Callable[[Launch], None] = start

@@ -76,6 +76,15 @@ def rows_of(block_units, numel, num_scales, ROWS: tl.constexpr, UNIT: tl.constex
     return rows, begin, tl.where(rows < num_scales, end // UNIT, 0)
 
 
+@triton.jit
+def tile_of(begin, end_units, column, block_units, WIDTH: tl.constexpr, UNIT: tl.constexpr):
+    """Elements of all rows from `column` on, and which of them are there."""
+    columns = column + tl.arange(0, WIDTH)
+    offsets = begin[:, None] + columns[None, :]
+    inside = columns // UNIT < block_units
+    return offsets, (offsets // UNIT < end_units[:, None]) & inside[None, :]
+
+
 @triton.jit(do_not_specialize=["numel", "block_units", "num_scales"])
 def quantise_kernel(
     data,
@@ -93,21 +102,16 @@ def quantise_kernel(
     numel = tl.cast(numel, tl.int64)
     block_units = tl.cast(block_units, tl.int64)
     rows, begin, end_units = rows_of(block_units, numel, num_scales, ROWS, UNIT)
-    columns = tl.arange(0, WIDTH)
     amax = tl.zeros((ROWS,), tl.int32)
     for column in range(0, block_units * UNIT, WIDTH):
-        inside = column // UNIT + columns // UNIT < block_units
-        offsets = begin[:, None] + (column + columns)[None, :]
-        mask = (offsets // UNIT < end_units[:, None]) & inside[None, :]
+        offsets, mask = tile_of(begin, end_units, column, block_units, WIDTH, UNIT)
         x = to_float(tl.load(data + offsets, mask=mask, other=0), KIND)
         bits = (x.to(tl.uint32, bitcast=True) & 0x7FFFFFFF).to(tl.int32)
         amax = tl.maximum(amax, tl.max(bits, axis=1))
     scale = block_scale(amax, CODE)
     tl.store(scales + rows, scale, mask=rows < num_scales)
     for column in range(0, block_units * UNIT, WIDTH):
-        inside = column // UNIT + columns // UNIT < block_units
-        offsets = begin[:, None] + (column + columns)[None, :]
-        mask = (offsets // UNIT < end_units[:, None]) & inside[None, :]
+        offsets, mask = tile_of(begin, end_units, column, block_units, WIDTH, UNIT)
         x = to_float(tl.load(data + offsets, mask=mask, other=0), KIND)
         tl.store(codes + offsets, code_of(x, scale[:, None], CODE), mask=mask)
 
@@ -129,12 +133,9 @@ def dequantise_kernel(
     numel = tl.cast(numel, tl.int64)
     block_units = tl.cast(block_units, tl.int64)
     rows, begin, end_units = rows_of(block_units, numel, num_scales, ROWS, UNIT)
-    columns = tl.arange(0, WIDTH)
     scale = tl.load(scales + rows, mask=rows < num_scales, other=0.0)
     for column in range(0, block_units * UNIT, WIDTH):
-        inside = column // UNIT + columns // UNIT < block_units
-        offsets = begin[:, None] + (column + columns)[None, :]
-        mask = (offsets // UNIT < end_units[:, None]) & inside[None, :]
+        offsets, mask = tile_of(begin, end_units, column, block_units, WIDTH, UNIT)
         code = tl.load(codes + offsets, mask=mask, other=0)
         if CODE == "int8":
             x = code.to(tl.float32)

@@ -15,20 +15,17 @@ from pycoll.triton_kernels.arguments import (
     Reduction,
     check,
     chunks_are_aligned,
-    num_blocks_for,
+    launch_by_slots,
     numels_of,
 )
 from pycoll.triton_kernels.group import TritonGroup
-from pycoll.triton_kernels.launching import launch
 from pycoll.triton_kernels.reduction import reduce_run
 from pycoll.triton_kernels.segments import (
     UNIT_BYTES,
-    copy,
-    first_element,
+    copy_segment,
     largest_numel,
     num_iterations,
-    numel_of,
-    segment_of,
+    part_in_table,
     slot_of,
 )
 from pycoll.triton_kernels.signals import (
@@ -70,21 +67,20 @@ def reduce_scatter_kernel(
         if goes_on:
             for distance in range(1, world_size):
                 dst = (rank + distance) % world_size
-                numel = tl.load(chunks + world_size + dst)
-                begin, units = segment_of(tl.cdiv(numel, UNIT), slot_units, iteration)
-                part = numel_of(begin, units, numel, UNIT)
+                first, begin, part = part_in_table(
+                    chunks, dst, world_size, slot_units, iteration, ALIGNED, UNIT
+                )
                 slot = slot_of(group, area, dst, rank, slot_units, dtype)
-                source = input + first_element(chunks, dst, ALIGNED, UNIT)
-                copy(slot, source + begin * UNIT, part, 0, BLOCK // UNIT, BLOCK, UNIT)
+                copy_segment(slot, input + first + begin, part, BLOCK, UNIT)
         post_all(group, area, epoch, iteration + 1, goes_on)
         goes_on = wait_all(group, area, epoch, iteration + 1, PHASE_DIRECT_IN, goes_on)
         if goes_on:
-            numel = tl.load(chunks + world_size + rank)
-            begin, units = segment_of(tl.cdiv(numel, UNIT), slot_units, iteration)
+            first, begin, part = part_in_table(
+                chunks, rank, world_size, slot_units, iteration, ALIGNED, UNIT
+            )
             slots = slot_of(group, area, rank, 0, slot_units, dtype).to(tl.int64)
-            own = input + first_element(chunks, rank, ALIGNED, UNIT) + begin * UNIT
-            part = numel_of(begin, units, numel, UNIT)
-            reduce_run(group, output + begin * UNIT, own, slots, slot_units * UNIT_BYTES, part, 0, BLOCK // UNIT,
+            own = input + first + begin
+            reduce_run(group, output + begin, own, slots, slot_units * UNIT_BYTES, part, 0, BLOCK // UNIT,
                        epoch, factor_bits, divisor, slot_units, KIND, OP, ALIGNED, False, UNIT, BLOCK)  # fmt: skip
     end_epoch(group, epoch, goes_on)
 
@@ -110,15 +106,14 @@ def reduce_scatter(
         ValueError: a tensor, the op or numels does not fit.
     """
     check(group, {"input": input, "output": output}, op)
-    chunks = numels_of(group, numels, ("input", input.numel()), ("output", output.numel()))
+    chunks = numels_of(group, numels, ("input", input), ("output", output))
     call = Reduction(group, storage_of(input, op), storage_of(output, op), op, factor)
-    per_element = 2 if input.is_complex() else 1
-    chunks = [numel * per_element for numel in chunks]
-    arguments = call.arguments("reduce_scatter", tuple(chunks))
-    arguments["chunks"] = group.chunk_table(chunks)
-    arguments["slot_units"] = group.layout.slot_units
-    arguments["ALIGNED"] = chunks_are_aligned(call.source, chunks)
-    units = -(-max(chunks) // call.source.unit_numel)
-    num_blocks = num_blocks_for(group, units, group.layout.slot_units)
-    launch(reduce_scatter_kernel, num_blocks, group.layout.config.num_warps, **arguments)
+    launch_by_slots(
+        reduce_scatter_kernel,
+        group.layout,
+        -(-max(chunks) // call.source.unit_numel),
+        **call.arguments("reduce_scatter", tuple(chunks)),
+        chunks=group.chunk_table(chunks),
+        ALIGNED=chunks_are_aligned(call.source, chunks),
+    )
     return output

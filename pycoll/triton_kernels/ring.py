@@ -10,13 +10,14 @@ import triton
 import triton.language as tl
 
 from pycoll.triton_kernels.elements import combine, finished, load_term, narrow
-from pycoll.triton_kernels.segments import UNIT_BYTES
+from pycoll.triton_kernels.segments import UNIT_BYTES, block_of, edge_of
 from pycoll.triton_kernels.signals import (
     MAX_BLOCKS,
     PHASE_RING_RECEIVE,
     PHASE_RING_SEND,
     RING_SIGNALS,
     SLOTS,
+    aligned_pointer_to,
     memory_of,
     pointer_to,
     rank_of,
@@ -121,18 +122,19 @@ def reduce_block(
     COMPLETES: tl.constexpr,
     IS_EDGE: tl.constexpr,
 ):
-    """`sent_mask`: of what goes on to the next rank when the chunk is complete. IS_EDGE: as of reduction.reduce_run."""
+    """`sent_mask`: of what goes on to the next rank when the chunk is complete. IS_EDGE: as of
+    reduction.reduce_elements."""
     STORAGE: tl.constexpr = input.dtype.element_ty
     IS_WIDE: tl.constexpr = KIND == "integer" and OP == "avg" and STORAGE.primitive_bitwidth == 64
     a, a2 = load_term(input, offsets, mask, factor, KIND, OP)
     if RECEIVES:
-        wire = tl.multiple_of(pointer_to(slot_in, a.dtype), 16)
+        wire = aligned_pointer_to(slot_in, a.dtype)
         b = tl.load(wire + offsets, mask=mask)
         b2 = a2
         if KIND == "complex":
             b2 = tl.load(wire + (offsets ^ 1), mask=mask)
         elif IS_WIDE:
-            upper = tl.multiple_of(pointer_to(slot_in, tl.int64), 16) + plane_numel
+            upper = aligned_pointer_to(slot_in, tl.int64) + plane_numel
             b2 = tl.load(upper + offsets, mask=mask)
         a, a2 = combine(b, b2, a, a2, offsets, KIND, OP)
     if COMPLETES:
@@ -140,13 +142,13 @@ def reduce_block(
         if IS_EDGE:
             tl.debug_barrier()
         tl.store(output + offsets, result, mask=mask)
-        target = tl.multiple_of(pointer_to(slot_out, STORAGE), 16)
+        target = aligned_pointer_to(slot_out, STORAGE)
         tl.store(target + offsets, result, mask=sent_mask)
     else:
-        target = tl.multiple_of(pointer_to(slot_out, a.dtype), 16)
+        target = aligned_pointer_to(slot_out, a.dtype)
         tl.store(target + offsets, a, mask=mask)
         if IS_WIDE:
-            upper = tl.multiple_of(pointer_to(slot_out, tl.int64), 16) + plane_numel
+            upper = aligned_pointer_to(slot_out, tl.int64) + plane_numel
             tl.store(upper + offsets, a2, mask=mask)
 
 
@@ -169,18 +171,16 @@ def reduce_step(
     BLOCK: tl.constexpr,
 ):
     """A step on the way to the sum of a chunk, of which `numel` elements are this block's."""
-    lanes = tl.arange(0, BLOCK)
     num_units = numel // UNIT
     sent_units = tl.where(sends, num_units, 0)
     for unit in range(0, num_units, BLOCK // UNIT):
-        offsets = unit * UNIT + lanes
-        mask = unit + lanes // UNIT < num_units
-        sent_mask = unit + lanes // UNIT < sent_units
+        offsets, mask = block_of(unit, num_units, BLOCK, UNIT)
+        _, sent_mask = block_of(unit, sent_units, BLOCK, UNIT)
         reduce_block(input, output, slot_in, slot_out, offsets, mask, factor, divisor, plane_numel, sent_mask,
                      KIND, OP, RECEIVES, COMPLETES, False)  # fmt: skip
-    offsets = num_units * UNIT + tl.arange(0, UNIT)
+    offsets, mask = edge_of(numel, 0, UNIT)
     sent_mask = offsets < tl.where(sends, numel, 0)
-    reduce_block(input, output, slot_in, slot_out, offsets, offsets < numel, factor, divisor, plane_numel, sent_mask,
+    reduce_block(input, output, slot_in, slot_out, offsets, mask, factor, divisor, plane_numel, sent_mask,
                  KIND, OP, RECEIVES, COMPLETES, True)  # fmt: skip
 
 
@@ -188,19 +188,17 @@ def reduce_step(
 def hand_on(output, numel, slot_in, slot_out, sends, UNIT: tl.constexpr, BLOCK: tl.constexpr):
     """A step that brings a finished chunk: to the output, and on to the next rank."""
     STORAGE: tl.constexpr = output.dtype.element_ty
-    source = tl.multiple_of(pointer_to(slot_in, STORAGE), 16)
-    target = tl.multiple_of(pointer_to(slot_out, STORAGE), 16)
-    lanes = tl.arange(0, BLOCK)
+    source = aligned_pointer_to(slot_in, STORAGE)
+    target = aligned_pointer_to(slot_out, STORAGE)
     num_units = numel // UNIT
     sent_units = tl.where(sends, num_units, 0)
     for unit in range(0, num_units, BLOCK // UNIT):
-        offsets = unit * UNIT + lanes
-        mask = unit + lanes // UNIT < num_units
+        offsets, mask = block_of(unit, num_units, BLOCK, UNIT)
+        _, sent_mask = block_of(unit, sent_units, BLOCK, UNIT)
         x = tl.load(source + offsets, mask=mask)
         tl.store(output + offsets, x, mask=mask)
-        tl.store(target + offsets, x, mask=unit + lanes // UNIT < sent_units)
-    offsets = num_units * UNIT + tl.arange(0, UNIT)
-    mask = offsets < numel
+        tl.store(target + offsets, x, mask=sent_mask)
+    offsets, mask = edge_of(numel, 0, UNIT)
     x = tl.load(source + offsets, mask=mask)
     tl.store(output + offsets, x, mask=mask)
     tl.store(target + offsets, x, mask=offsets < tl.where(sends, numel, 0))

@@ -8,7 +8,7 @@ as its whole units first, by such a mask, and then its last, shorter unit by its
 import triton
 import triton.language as tl
 
-from pycoll.triton_kernels.signals import SLOTS, memory_of, pointer_to, world_size_of
+from pycoll.triton_kernels.signals import SLOTS, aligned_pointer_to, memory_of, world_size_of
 
 UNIT_BYTES = tl.constexpr(16)
 
@@ -73,24 +73,52 @@ def part_of(num_units, numel, owner, world_size, slot_units, iteration, UNIT: tl
 
 
 @triton.jit
+def part_in_table(
+    chunks, owner, world_size, slot_units, iteration, ALIGNED: tl.constexpr, UNIT: tl.constexpr
+):
+    """As part_of, of a table of chunks: where `owner`'s chunk begins, where in it the elements begin, and how many."""
+    numel = tl.load(chunks + world_size + owner)
+    begin, units = segment_of(tl.cdiv(numel, UNIT), slot_units, iteration)
+    first = first_element(chunks, owner, ALIGNED, UNIT)
+    return first, begin * UNIT, numel_of(begin, units, numel, UNIT)
+
+
+@triton.jit
 def slot_of(group, area, owner, src, slot_units, dtype: tl.constexpr):
     """Where `src` leaves data for this block of `owner`."""
     place = tl.cast(tl.num_programs(0) * area + tl.program_id(0), tl.int64)
     index = place * world_size_of(group) + src
     address = memory_of(group, SLOTS, owner) + index * slot_units * UNIT_BYTES
-    return tl.multiple_of(pointer_to(address, dtype), 16)
+    return aligned_pointer_to(address, dtype)
+
+
+@triton.jit
+def block_of(unit, num_units, BLOCK: tl.constexpr, UNIT: tl.constexpr):
+    """Elements of a block that begins with `unit`, and which of them are in units before `num_units`."""
+    lanes = tl.arange(0, BLOCK)
+    return unit * UNIT + lanes, unit + lanes // UNIT < num_units
+
+
+@triton.jit
+def edge_of(numel, first_unit, UNIT: tl.constexpr):
+    """Elements of a run's last, shorter unit, and which of them are there, for who begins at unit 0."""
+    offsets = numel // UNIT * UNIT + tl.arange(0, UNIT)
+    return offsets, offsets < tl.where(first_unit == 0, numel, 0)
 
 
 @triton.jit
 def copy(dst, src, numel, first_unit, stride_units, BLOCK: tl.constexpr, UNIT: tl.constexpr):
     """Elements [0, numel): in blocks of BLOCK from `first_unit` on, `stride_units` apart; the shorter last unit by who
     begins at 0. Other threads see it after the next barrier."""
-    lanes = tl.arange(0, BLOCK)
     num_units = numel // UNIT
     for unit in range(first_unit, num_units, stride_units):
-        offsets = unit * UNIT + lanes
-        mask = unit + lanes // UNIT < num_units
+        offsets, mask = block_of(unit, num_units, BLOCK, UNIT)
         tl.store(dst + offsets, tl.load(src + offsets, mask=mask), mask=mask)
-    offsets = num_units * UNIT + tl.arange(0, UNIT)
-    mask = offsets < tl.where(first_unit == 0, numel, 0)
+    offsets, mask = edge_of(numel, first_unit, UNIT)
     tl.store(dst + offsets, tl.load(src + offsets, mask=mask), mask=mask)
+
+
+@triton.jit
+def copy_segment(dst, src, numel, BLOCK: tl.constexpr, UNIT: tl.constexpr):
+    """All of it by this block."""
+    copy(dst, src, numel, 0, BLOCK // UNIT, BLOCK, UNIT)

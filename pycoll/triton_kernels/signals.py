@@ -84,6 +84,12 @@ def pointer_to(address, dtype: tl.constexpr):
     return address.to(tl.pointer_type(dtype))
 
 
+@triton.jit
+def aligned_pointer_to(address, dtype: tl.constexpr):
+    """To a multiple of 16 bytes, which the compiler is told."""
+    return tl.multiple_of(pointer_to(address, dtype), 16)
+
+
 # ---- failures
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -155,20 +154,3 @@ def processes(world_size: str) -> dict[str, Any]:
     found = run_ranks(on_process, int(world_size), numels, pg_options=options, timeout=60)
     wrong = [text for texts in found for text in texts]
     return {"numels": list(numels), "wrong": wrong[:MOST_COMPLAINTS]}
-
-
-def hooks(module: str) -> dict[str, Any]:
-    """What another module brings: its GPU_CHECKS, functions by name. What they return becomes JSON; they raise if it is
-    wrong."""
-    try:
-        checks: dict[str, Callable[[], Any]] = importlib.import_module(module).GPU_CHECKS
-    except (ImportError, AttributeError) as error:
-        return {"reason": f"{module} has no checks: {error}", "checks": {}}
-    found: dict[str, Any] = {}
-    wrong = []
-    for name, check in checks.items():
-        try:
-            found[name] = check()
-        except Exception as error:
-            wrong.append(f"{name}: {error}")
-    return {"checks": found, "wrong": wrong}

@@ -46,26 +46,41 @@ def copy_rate(nbytes: int = GIB) -> float:
     return 2 * nbytes / seconds_of(lambda: target.copy_(source))
 
 
+def rates_of(ways: dict[str, tuple[int, Callable[[], Any]]], copy_rate: float) -> dict[str, Any]:
+    """Of calls, each with the bytes that it must read and write."""
+    found = {}
+    for name, (nbytes, call) in ways.items():
+        reached = nbytes / seconds_of(call)
+        found[name] = {"gb_per_s": reached / 1e9, "of_copy": reached / copy_rate}
+    return found
+
+
+def tensors_of_bucket(dtype: torch.dtype) -> list[Tensor]:
+    return _tensors(list(NUMELS) * COPIES, dtype)
+
+
+def _tensors(numels: list[int], dtype: torch.dtype) -> list[Tensor]:
+    return [torch.randn(numel, device="cuda").to(dtype) for numel in numels]
+
+
 def _bucket_rates(tensors: list[Tensor], rate: float) -> dict[str, Any]:
-    """Of pycoll.ops as users call them, beside torch's way. Bytes are what must be read and written."""
+    """Of pycoll.ops as users call them, beside torch's way."""
     flat = torch.empty_like(torch.cat(tensors))
     views = list(flat.split([tensor.numel() for tensor in tensors]))
     halves = flat.to(torch.bfloat16)
     wide, narrow = 2 * flat.nbytes, flat.nbytes + halves.nbytes
-    ways: dict[str, tuple[int, Callable[[], Any]]] = {
-        "flatten": (wide, lambda: ops.flatten(tensors)),
-        "flatten_into": (wide, lambda: ops.flatten_into(flat, tensors)),
-        "flatten_into_scaled": (wide, lambda: ops.flatten_into(flat, tensors, scale=0.5)),
-        "flatten_into_bfloat16": (narrow, lambda: ops.flatten_into(halves, tensors)),
-        "unflatten": (wide, lambda: ops.unflatten(flat, [tensor.shape for tensor in tensors])),
-        "unflatten_into": (wide, lambda: ops.unflatten_into(flat, tensors)),
-        "foreach_copy": (wide, lambda: torch._foreach_copy_(views, tensors)),
-    }
-    found = {}
-    for name, (nbytes, call) in ways.items():
-        reached = nbytes / seconds_of(call)
-        found[name] = {"gb_per_s": reached / 1e9, "of_copy": reached / rate}
-    return found
+    return rates_of(
+        {
+            "flatten": (wide, lambda: ops.flatten(tensors)),
+            "flatten_into": (wide, lambda: ops.flatten_into(flat, tensors)),
+            "flatten_into_scaled": (wide, lambda: ops.flatten_into(flat, tensors, scale=0.5)),
+            "flatten_into_bfloat16": (narrow, lambda: ops.flatten_into(halves, tensors)),
+            "unflatten": (wide, lambda: ops.unflatten(flat, [tensor.shape for tensor in tensors])),
+            "unflatten_into": (wide, lambda: ops.unflatten_into(flat, tensors)),
+            "foreach_copy": (wide, lambda: torch._foreach_copy_(views, tensors)),
+        },
+        rate,
+    )
 
 
 def buckets() -> dict[str, Any]:
@@ -76,7 +91,7 @@ def buckets() -> dict[str, Any]:
     # Where the host's part counts: the table of thousands of tensors.
     cases.append((torch.float32, [4096 + index % 61 for index in range(5000)]))
     for dtype, numels in cases:
-        tensors = [torch.randn(numel, device="cuda").to(dtype) for numel in numels]
+        tensors = _tensors(numels, dtype)
         name = f"{len(numels)}_of_{str(dtype).removeprefix('torch.')}"
         if not torch.equal(ops.flatten(tensors), torch.cat(tensors)):
             wrong.append(f"flatten of {name}")
@@ -84,12 +99,13 @@ def buckets() -> dict[str, Any]:
     x = torch.randn(NUMELS[0], device="cuda")
     codes, scales = ops.quantise_blocks(x)
     nbytes = x.nbytes + codes.nbytes + scales.nbytes
-    for name, call in (
-        ("quantise_blocks", lambda: ops.quantise_blocks(x)),
-        ("dequantise_blocks", lambda: ops.dequantise_blocks(codes, scales)),
-    ):
-        reached = nbytes / seconds_of(call)
-        found[name] = {"gb_per_s": reached / 1e9, "of_copy": reached / rate}
+    found |= rates_of(
+        {
+            "quantise_blocks": (nbytes, lambda: ops.quantise_blocks(x)),
+            "dequantise_blocks": (nbytes, lambda: ops.dequantise_blocks(codes, scales)),
+        },
+        rate,
+    )
     return {**found, "goal_of_copy": 0.9, "wrong": wrong}
 
 

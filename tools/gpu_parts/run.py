@@ -9,18 +9,21 @@ import json
 import sys
 from pathlib import Path
 
+# Cases of Triton kernels, and their checks, are those of the tests.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import correctness
 import measure
 import operators
 import rivals
+import triton_rates
+import triton_values
 import wrappers
 
 FUNCTIONS = {
     "streams": correctness.streams,
     "processes": correctness.processes,
-    "hooks": correctness.hooks,
     "operators": operators.operators,
     "wrappers": wrappers.wrappers,
     "buckets": measure.buckets,
@@ -28,6 +31,8 @@ FUNCTIONS = {
     "latency": measure.latency,
     "symm_mem": rivals.symm_mem,
     "nccl": rivals.nccl,
+    "triton_values": triton_values.values,
+    "triton_rates": triton_rates.rates,
 }
 
 

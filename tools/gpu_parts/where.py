@@ -1,12 +1,11 @@
-"""Where the parts run: on the GPU, or, for tests of the script, on the simulator of CUDA kernels."""
+"""Where the parts run: on the GPU, or, for tests of the script, on the simulator of CUDA kernels and Triton's
+interpreter."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ SIMULATES = os.environ.get("PYCOLL_GPU_CHECK_SIMULATE") == "1"
 DEVICE = "cpu" if SIMULATES else "cuda"
 
 if SIMULATES:
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 class Rank:
