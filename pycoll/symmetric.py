@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import index
 from typing import TYPE_CHECKING, Any, cast
 
 from pycoll import _core
@@ -40,30 +41,44 @@ def symmetric_empty(
     """An uninitialised, contiguous tensor in memory that the other ranks of the host map.
 
     Args:
-        size: its shape, as integers or as one sequence.
+        size: its shape, as integers (anything with ``__index__``) or as one sequence.
         dtype: None: torch's default dtype.
         requires_grad: whether autograd records operations on it.
         device: of a GPU, all ranks of `group` call it, with the same size.
         group: for GPUs; None: the default group.
 
     Raises:
+        TypeError: `size` is no shape, or `dtype` no dtype.
         ValueError: a negative size; a group that is not pycoll's.
         RuntimeError: the system has no memory left, or ``PYCOLL_SEGMENT_BYTES`` of address space are used up.
     """
     import torch
 
-    shape = list(size[0]) if len(size) == 1 and not isinstance(size[0], int) else list(size)
-    if any(cast(int, extent) < 0 for extent in shape):
+    shape = _shape_of(size)
+    if any(extent < 0 for extent in shape):
         raise ValueError(f"size is {tuple(shape)}; extents must not be negative")
     kind = torch.get_default_dtype() if dtype is None else dtype
+    if not isinstance(kind, torch.dtype):
+        raise TypeError(f"dtype is {kind!r}, a {type(kind).__name__}; pass a torch.dtype or None")
     if torch.device(device).type != "cpu":
         import torch.distributed._symmetric_memory as symm_mem
 
-        tensor = symm_mem.empty(cast("list[int]", shape), dtype=kind, device=torch.device(device))
+        tensor = symm_mem.empty(shape, dtype=kind, device=torch.device(device))
         register_symmetric(tensor, group)
         return tensor.requires_grad_(requires_grad)
     tensor = _core.load().shared_empty(shape, kind)
     return cast("torch.Tensor", tensor.requires_grad_(requires_grad))
+
+
+def _shape_of(size: tuple[Any, ...]) -> list[int]:
+    extents = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
+    try:
+        return [index(extent) for extent in extents]
+    except TypeError:
+        given = size[0] if len(size) == 1 else size
+        raise TypeError(
+            f"size is {given!r}; pass whole numbers, or one tuple or list of them"
+        ) from None
 
 
 def register_symmetric(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
@@ -75,10 +90,16 @@ def register_symmetric(tensor: torch.Tensor, group: dist.ProcessGroup | None = N
     tensors lie in it on all ranks, at the same place, or on none: others raise.
 
     Raises:
-        ValueError: the group is not pycoll's, or the tensor is not contiguous.
+        ValueError: the group is not pycoll's, or the tensor is not contiguous or not on a GPU.
         RuntimeError: the tensor is not in symmetric memory.
     """
-    backend_of(group, tensor.device).register_symmetric(tensor)
+    backend = backend_of(group, tensor.device)
+    if not backend.runs_on_device(tensor.device):
+        raise ValueError(
+            f"tensor is on {tensor.device}, but only those of GPUs have to be registered; tensors of the CPU that "
+            "symmetric_empty or shared_allocator made are known to all groups"
+        )
+    backend.register_symmetric(tensor)
 
 
 def is_shared(tensor: torch.Tensor) -> bool:

@@ -7,8 +7,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from pycoll.bench.csv_rows import HEADER, read_csv, records, write_csv
 from pycoll.bench.history import Verdict, changes, plan_again, regressions, summary
 from pycoll.bench.report import plain_lines
 from pycoll.bench.results import Comparison, Row, Sample
+from pycoll.cli.run import check_writable
 
 FAST = ["--rounds", "1", "--repetitions", "1", "--repetition-seconds", "0.001", "-w", "1"]
 
@@ -52,6 +55,14 @@ def parsed(*arguments: str) -> argparse.Namespace:
         (["--iters", "0"], "--iters is 0, but must be at least 1"),
         (["--cases", "4"], "'4' is not RANKS:SIZE"),
         (["--cases", "0:8"], "number of ranks must be at least 1, got 0"),
+        (["-n", "257"], "number of ranks is 257, but each is a process of this host"),
+        ([","], "no collective is named; give some of all_reduce"),
+        (["-f", "inf"], "-f is inf, but must be above 1, and finite"),
+        (["-w", "-1"], "-w is -1, but must not be negative"),
+        (["--timeout", "0"], "--timeout is 0 s, but must be above 0"),
+        (["--repetition-seconds", "-1"], "repetition_seconds is -1, but must be above 0"),
+        (["--json", "/proc/x.json"], "--json is /proc/x.json, which cannot be written"),
+        (["--csv", "/proc/none/x.csv"], "--csv is /proc/none/x.csv, which cannot be written"),
         (["--cases", "2:8", "--cases", "2:64"], "each number of ranks may be given once"),
         (["--sizes", "8,64,8"], "8 B and 8 B are the same case on 2 ranks"),
         (["all_gather", "--sizes", "8,9"], "8 B and 9 B are the same case"),
@@ -72,6 +83,47 @@ def test_bad_arguments_are_one_line(
     assert message in error
     assert error.count("\n") == 1
     assert error.startswith("pycoll bench: error: ")
+
+
+def test_tuning_tries_its_file_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["tune-collectives", "--output", "/proc/tuning.json"])
+    assert stopped.value.code == 2
+    printed = capsys.readouterr()
+    assert "--output is /proc/tuning.json, which cannot be written" in printed.err
+    assert "measuring" not in printed.out
+
+
+def test_a_file_that_is_tried_stays_as_it_is(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "folder" / "new.json"
+    old.write_text("what was there")
+    for path in (old, new):
+        check_writable("--json", path)
+    assert old.read_text() == "what was there"
+    assert not new.exists()
+
+
+@pytest.mark.slow
+def test_sigterm_ends_ranks_and_their_folders(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pycoll.cli", "bench", "--backend", "gloo", "--rounds", "9999"]
+    bench = subprocess.Popen(
+        [*command, "-e", "8", "--no-limit"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 300
+        while not list(tmp_path.glob("pycoll-bench-*/rank1.log")):
+            assert bench.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        bench.terminate()
+        assert bench.wait(120) == 128 + signal.SIGTERM
+    finally:
+        bench.kill()
+        bench.wait()
+    assert not list(tmp_path.glob("pycoll-bench-*"))
 
 
 def test_sizes_grow_by_the_factor() -> None:

@@ -121,8 +121,9 @@ right, launching._start = launching._start, start_wrongly
 checks = triton_values.CHECKS
 triton_values.CHECKS = {name: checks[name] for name in ("quantisation", "deadline")} | {"processes": die}
 triton_values.QUANTISED = triton_values.QUANTISED[:1]
-sys.argv = ["run.py", "triton_values", sys.argv[1]]
-sys.exit(run.main())
+if __name__ == "__main__":  # and not where a rank loads this file
+    sys.argv = ["run.py", "triton_values", sys.argv[1]]
+    sys.exit(run.main())
 """
 
 

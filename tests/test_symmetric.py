@@ -7,6 +7,7 @@ other places. What the default does with plain tensors is `test_collectives.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import generator
 import pytest
@@ -145,3 +146,46 @@ def use_in_several_groups() -> None:
 
 def test_all_groups_use_the_memory(pool: Pools) -> None:
     assert pool(3).run(use_in_several_groups) == [None] * 3
+
+
+# --- arguments -------------------------------------------------------------------------------------
+
+
+class Extent:
+    """As numpy's integers are: no int, but as good as one."""
+
+    def __index__(self) -> int:
+        return 3
+
+
+def test_sizes_are_those_of_torch() -> None:
+    make: Any = pycoll.symmetric_empty
+    assert make().shape == ()
+    for size in (((),), (3,), (Extent(), 2), ((3, Extent()),), ([3, 2],), (torch.Size([0, 3]),)):
+        assert make(*size).shape == torch.empty(*size).shape
+
+
+@pytest.mark.parametrize("size", [(1.5,), ("abc",), ((2,), 3), ((2, 3.0),), (None,)])
+def test_what_is_no_size_is_named(size: Any) -> None:
+    make: Any = pycoll.symmetric_empty
+    with pytest.raises(TypeError, match=r"size is .*; pass whole numbers, or one tuple or list"):
+        make(*size)
+
+
+def test_what_is_no_dtype_is_named() -> None:
+    make: Any = pycoll.symmetric_empty
+    with pytest.raises(TypeError, match=r"dtype is 'float32', a str; pass a torch.dtype"):
+        make(3, dtype="float32")
+
+
+def register_on_the_cpu() -> str:
+    try:
+        pycoll.register_symmetric(pycoll.symmetric_empty(3))
+    except ValueError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def test_cpu_tensors_need_no_registration(pool: Pools) -> None:
+    for text in pool(2).run(register_on_the_cpu):
+        assert "tensor is on cpu, but only those of GPUs have to be registered" in text

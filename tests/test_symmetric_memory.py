@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from checker import assert_same_bits
 from torch import Tensor
 from torch._C._distributed_c10d import _SymmetricMemory
 
+import pycoll
 from pycoll import backend, reference
 from pycoll.testing import RankPool
 
@@ -134,6 +136,25 @@ def free_and_make_again() -> None:
         del handle, tensor
 
 
+def keep_a_block_by_its_handle() -> None:
+    """What a handle shows is not given to another tensor while it lives, and is given back after it."""
+    n = dist.get_world_size()
+    tensor = symmetric()
+    handle = symm_mem.rendezvous(tensor, dist.group.WORLD)
+    views = [handle.get_buffer(peer, (NUMEL,), torch.float32) for peer in range(n)]
+    in_use = pycoll.shared_memory_stats()["bytes_in_use"]
+    del tensor
+    later = [symm_mem.empty(NUMEL, device="cpu").fill_(-1.0) for _ in range(3)]
+    dist.barrier()
+    for peer in range(n):
+        assert_same_bits(views[peer], pattern(NUMEL, peer))
+    handle.barrier()
+    del views, later
+    assert pycoll.shared_memory_stats()["bytes_in_use"] == in_use
+    del handle
+    assert pycoll.shared_memory_stats()["bytes_in_use"] < in_use
+
+
 @pytest.mark.parametrize(
     "fn",
     [
@@ -142,6 +163,7 @@ def free_and_make_again() -> None:
         meet_in_several_groups,
         allocate_persistently,
         free_and_make_again,
+        keep_a_block_by_its_handle,
     ],
     ids=lambda fn: fn.__name__,
 )
@@ -187,8 +209,51 @@ def refuse_wrong_arguments() -> dict[str, str]:
     return texts
 
 
+def leave_a_barrier_alone() -> tuple[str, list[str]]:
+    """One rank gives up a barrier; after that none on its channel may end as if all had come."""
+    handle = symm_mem.rendezvous(symmetric(), dist.group.WORLD)
+    handle.barrier(channel=3)
+    first = ""
+    if dist.get_rank() == 1:
+        first = text_of(lambda: handle.barrier(channel=3, timeout_ms=100))
+    dist.barrier()
+    texts = [text_of(lambda: handle.barrier(channel=3, timeout_ms=5000)) for _ in range(2)]
+    handle.barrier(channel=4)
+    handle = symm_mem.rendezvous(symmetric(), dist.group.WORLD)
+    handle.barrier(channel=3)
+    return first, texts
+
+
+def signal_from_a_child() -> str:
+    handle = symm_mem.rendezvous(symmetric(), dist.group.WORLD)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        text = text_of(lambda: handle.put_signal(1 - dist.get_rank()))
+        os.write(writing, text.encode())
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as stream:
+        text = stream.read()
+    handle.barrier()
+    return text
+
+
 def test_signals(pool: Pools) -> None:
     assert pool(3).run(pass_signals_around) == [None] * 3
+
+
+def test_a_failed_barrier_breaks_its_channel(pool: Pools) -> None:
+    for rank, (first, texts) in enumerate(pool(3).run(leave_a_barrier_alone)):
+        assert ("Timed out waiting for the signal" in first) == (rank == 1)
+        for text in texts:
+            assert "channel 3 of this symmetric memory is broken" in text
+
+
+def test_a_forked_child_cannot_signal(pool: Pools) -> None:
+    for text in pool(2).run(signal_from_a_child):
+        assert "a forked child cannot use it" in text
 
 
 def test_what_is_wrong_is_said(pool: Pools) -> None:
@@ -265,6 +330,25 @@ def refuse_an_operator() -> tuple[str, str]:
     text = text_of(lambda: torch.ops.symm_mem.two_shot_all_reduce_(x, op, group))
     dist.all_reduce(x)
     return text, str(x[1].item())
+
+
+def refuse_a_buffer() -> str:
+    """That of one rank is too small."""
+    group = dist.group.WORLD.group_name
+    x = torch.ones(NUMEL)
+    buffer = symm_mem.empty(NUMEL - dist.get_rank(), device="cpu")
+    text = text_of(lambda: torch.ops.symm_mem.one_shot_all_reduce_copy(buffer, x, "sum", group))
+    dist.all_reduce(x)
+    assert (x == 2).all()
+    return text
+
+
+def test_a_refused_buffer_is_told_to_all(pool: Pools) -> None:
+    waiting, refused = pool(2).run(refuse_a_buffer)
+    assert "symm_buffer has 1008 elements" in refused
+    assert "local_input 1009" in refused
+    assert "rank 1 refused its arguments" in waiting
+    assert "symm_buffer has 1008 elements" in waiting
 
 
 def test_a_refused_operator_leaves_the_group_usable(pool: Pools) -> None:

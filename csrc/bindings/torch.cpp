@@ -176,6 +176,7 @@ void bind_torch(py::module_& module) {
       .def("on_wire", &on_wire, py::arg("collective"), py::kw_only(), py::arg("outputs"),
            py::arg("inputs"), py::arg("op"), py::arg("lists"), py::arg("wire_dtype"),
            py::arg("block"), py::arg("async_op"), py::call_guard<py::gil_scoped_release>())
+      .def_static("runs_on_device", &torch_adapter::runs_on_device, py::arg("device"))
       .def("register_symmetric", &ProcessGroupPycoll::register_symmetric, py::arg("tensor"),
            py::call_guard<py::gil_scoped_release>())
       .def("dead_ranks",

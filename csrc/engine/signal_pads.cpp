@@ -1,6 +1,18 @@
 #include "engine/signal_pads.h"
 
 namespace pycoll {
+namespace {
+
+// In all words that a rank has of a channel, once a barrier has failed there.
+constexpr uint32_t kBroken = 2;
+
+[[noreturn]] void fail_broken(int channel, int rank) {
+  fail(ErrorKind::kAborted, "channel ", channel,
+       " of this symmetric memory is broken: a barrier on it failed on rank ", rank,
+       ", and its signals may be left over; use another channel, or rendezvous with a new tensor");
+}
+
+}  // namespace
 
 SignalPads::SignalPads(std::shared_ptr<Communicator> communicator, std::vector<void*> pads,
                        size_t nbytes)
@@ -20,17 +32,25 @@ void SignalPads::check(const char* argument, int rank, int channel) const {
                    channel, ", but signal pads of ", nbytes_, " bytes for ", world_size,
                    " ranks have the channels 0 to ", num_channels - 1,
                    "; see torch.distributed._symmetric_memory.set_signal_pad_size");
+  if (communicator_->forked()) communicator_->check_open();
+  const int self = communicator_->rank();
+  if (word(self, channel, self).load(std::memory_order_relaxed) == kBroken) {
+    fail_broken(channel, self);
+  }
 }
 
-// Waits until the word is `from`, and makes it `to`.
-void SignalPads::exchange(std::atomic_ref<uint32_t> word, uint32_t from, uint32_t to, int peer,
-                          int channel, const char* what, Deadline deadline) const {
+// Waits until the word of `sender` at `owner` is `from`, and makes it `to`.
+void SignalPads::exchange(int owner, int sender, uint32_t from, uint32_t to, int channel,
+                          const char* what, Deadline deadline) const {
+  const auto signal = word(owner, channel, sender);
+  const int peer = owner == communicator_->rank() ? sender : owner;
   // A waiter may look once more after it has succeeded.
-  bool done = false;
+  bool done = false, broken = false;
   const auto taken = [&] {
     uint32_t expected = from;
-    done = done || word.compare_exchange_strong(expected, to, std::memory_order_seq_cst);
-    return done;
+    done = done || signal.compare_exchange_strong(expected, to, std::memory_order_seq_cst);
+    broken = !done && expected == kBroken;
+    return done || broken;
   };
   if (communicator_->group() == nullptr) {
     if (!taken()) fail(ErrorKind::kTimeout, "the only rank of a group waits for its own ", what);
@@ -47,17 +67,18 @@ void SignalPads::exchange(std::atomic_ref<uint32_t> word, uint32_t from, uint32_
            " on channel ", channel);
     }
   }
+  if (broken) fail_broken(channel, owner);
   Bell* bell = peer == communicator_->rank() ? group.endpoint().bell() : group.member(peer).bell;
   bell->ring_sleepers();
 }
 
 void SignalPads::put_until(int dst, int channel, Deadline deadline) const {
-  exchange(word(dst, channel, communicator_->rank()), 0, 1, dst, channel,
-           "the earlier signal to be taken: that", deadline);
+  exchange(dst, communicator_->rank(), 0, 1, channel, "the earlier signal to be taken: that",
+           deadline);
 }
 
 void SignalPads::wait_until(int src, int channel, Deadline deadline) const {
-  exchange(word(communicator_->rank(), channel, src), 1, 0, src, channel, "the signal", deadline);
+  exchange(communicator_->rank(), src, 1, 0, channel, "the signal", deadline);
 }
 
 void SignalPads::put(int dst, int channel, std::chrono::milliseconds timeout) const {
@@ -72,13 +93,32 @@ void SignalPads::wait(int src, int channel, std::chrono::milliseconds timeout) c
 
 void SignalPads::barrier(int channel, std::chrono::milliseconds timeout) const {
   check("rank", communicator_->rank(), channel);
-  const Deadline deadline = Deadline::after(timeout);
+  try {
+    meet(channel, Deadline::after(timeout));
+  } catch (...) {
+    break_channel(channel);
+    throw;
+  }
+}
+
+void SignalPads::meet(int channel, Deadline deadline) const {
   const int world_size = static_cast<int>(pads_.size());
   for (int r = 0; r < world_size; ++r) {
     if (r != communicator_->rank()) put_until(r, channel, deadline);
   }
   for (int r = 0; r < world_size; ++r) {
     if (r != communicator_->rank()) wait_until(r, channel, deadline);
+  }
+}
+
+// In this rank's own pad only: a peer may have given its memory back by now.
+void SignalPads::break_channel(int channel) const {
+  const int self = communicator_->rank();
+  const int world_size = static_cast<int>(pads_.size());
+  for (int r = 0; r < world_size; ++r) word(self, channel, r).store(kBroken);
+  if (communicator_->group() == nullptr) return;
+  for (int r = 0; r < world_size; ++r) {
+    if (r != self) communicator_->group()->member(r).bell->ring_sleepers();
   }
 }
 

@@ -18,8 +18,9 @@ namespace {
 
 namespace symm = c10d::symmetric_memory;
 
-// A block of the heap: the user's buffer, then its signal pad.
+// A block of the heap: the user's buffer, then its signal pad. The tensor and each handle hold it.
 struct Allocation {
+  std::shared_ptr<void> block;
   std::byte* base;
   size_t nbytes;
   size_t pad_offset, pad_bytes;
@@ -60,8 +61,11 @@ void compare_locations(const std::vector<Location>& all) {
 
 class CpuSymmetricMemory final : public symm::SymmetricMemory {
  public:
-  CpuSymmetricMemory(std::shared_ptr<Communicator> communicator, const std::vector<Location>& all)
-      : communicator_(std::move(communicator)), mine_(all[static_cast<size_t>(get_rank())]) {
+  CpuSymmetricMemory(std::shared_ptr<Communicator> communicator, const std::vector<Location>& all,
+                     std::shared_ptr<void> block)
+      : communicator_(std::move(communicator)),
+        block_(std::move(block)),
+        mine_(all[static_cast<size_t>(get_rank())]) {
     const auto* group = communicator_->group().get();
     for (int r = 0; r < get_world_size(); ++r) {
       const Location& location = all[static_cast<size_t>(r)];
@@ -114,6 +118,7 @@ class CpuSymmetricMemory final : public symm::SymmetricMemory {
   }
 
   const std::shared_ptr<Communicator> communicator_;
+  const std::shared_ptr<void> block_;
   const Location mine_;
   std::vector<void*> buffers_, pads_;
   std::vector<int> ranks_;
@@ -130,6 +135,7 @@ class CpuSymmetricMemoryAllocator final : public symm::SymmetricMemoryAllocator 
       allocation.pad_bytes = symm::get_signal_pad_size();
       allocation.group_name = group_name;
       allocation.base = allocate_shared(allocation.pad_offset + allocation.pad_bytes);
+      allocation.block = std::shared_ptr<void>(allocation.base, &release_shared);
       std::memset(allocation.base + allocation.pad_offset, 0, allocation.pad_bytes);
       std::lock_guard<std::mutex> lock(mutex_);
       allocations_.emplace(allocation.base, allocation);
@@ -138,7 +144,9 @@ class CpuSymmetricMemoryAllocator final : public symm::SymmetricMemoryAllocator 
   }
 
   void free(void* data) override {
-    std::vector<Handle> dropped;  // outside the lock
+    // Outside the lock.
+    std::vector<Handle> dropped;
+    std::shared_ptr<void> block;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       const Allocation* allocation = find(data);
@@ -151,9 +159,9 @@ class CpuSymmetricMemoryAllocator final : public symm::SymmetricMemoryAllocator 
           ++it;
         }
       }
+      block = allocation->block;
       allocations_.erase(allocation->base);
     }
-    release_shared(data);
   }
 
   size_t get_alloc_size(void* data) override {
@@ -191,10 +199,11 @@ class CpuSymmetricMemoryAllocator final : public symm::SymmetricMemoryAllocator 
     return it->second.contains(data) ? &it->second : nullptr;
   }
 
-  Location locate(const void* data) const {
+  Location locate(const void* data, std::shared_ptr<void>* block) const {
     std::lock_guard<std::mutex> lock(mutex_);
     const Allocation* allocation = find(data);
     if (allocation == nullptr) return Location{};
+    *block = allocation->block;
     const auto offset = [&](const void* at) {
       return pin_runtime()->endpoint->heap().offset_of(at);
     };
@@ -226,9 +235,10 @@ class CpuSymmetricMemoryAllocator final : public symm::SymmetricMemoryAllocator 
         return it->second.memory;
       }
     }
-    const std::vector<Location> all = exchange_values(communicator.get(), locate(data));
+    std::shared_ptr<void> block;
+    const std::vector<Location> all = exchange_values(communicator.get(), locate(data, &block));
     compare_locations(all);
-    auto memory = c10::make_intrusive<CpuSymmetricMemory>(communicator, all);
+    auto memory = c10::make_intrusive<CpuSymmetricMemory>(communicator, all, std::move(block));
     std::lock_guard<std::mutex> lock(mutex_);
     handles_[key] = Handle{communicator, memory};
     return memory;

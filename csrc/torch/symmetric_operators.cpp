@@ -78,15 +78,23 @@ at::Tensor to_new(const at::Tensor& input, std::string reduce_op, std::string gr
   return into(input, std::move(reduce_op), std::move(group_name), output);
 }
 
+// For what is found wrong before all_reduce(): tells the other ranks, and raises.
+[[noreturn]] void refuse(const std::string& group_name, const std::string& reason) {
+  translated([&] { communicator_of(group_name)->refuse(Collective::kAllReduce, reason); });
+  throw_as_torch(Error(ErrorKind::kInvalidArgument, "pycoll: " + reason));
+}
+
 // The symmetric buffer gets a copy of the input first, so that peers need not be able to reach that.
 at::Tensor& copy_into(const at::Tensor& buffer, const at::Tensor& local_input,
                       std::string reduce_op, std::string group_name, at::Tensor& output) {
-  TORCH_CHECK_VALUE(buffer.is_contiguous() && buffer.numel() >= local_input.numel() &&
-                        buffer.scalar_type() == local_input.scalar_type(),
-                    "pycoll: symm_buffer has ", buffer.numel(), " elements of ",
-                    buffer.scalar_type(), " and local_input ", local_input.numel(), " of ",
-                    local_input.scalar_type(),
-                    "; give a contiguous buffer of the same dtype that is not smaller");
+  if (!buffer.is_contiguous() || buffer.numel() < local_input.numel() ||
+      buffer.scalar_type() != local_input.scalar_type()) {
+    refuse(group_name,
+           concat("symm_buffer has ", buffer.numel(), " elements of ", buffer.scalar_type(),
+                  " with strides ", buffer.strides(), ", and local_input ", local_input.numel(),
+                  " of ", local_input.scalar_type(),
+                  "; give a contiguous buffer of the same dtype that is not smaller"));
+  }
   const at::Tensor staged = buffer.flatten().narrow(0, 0, local_input.numel());
   staged.copy_(local_input.flatten());
   return into(staged.view(local_input.sizes()), std::move(reduce_op), std::move(group_name),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -75,8 +76,8 @@ def steps(begin: int, end: int, factor: float) -> tuple[int, ...]:
     """
     if begin > end:
         raise ValueError(f"-b is {begin} and -e is {end}: the last size lies before the first")
-    if not factor > 1:
-        raise ValueError(f"-f is {factor:g}, but must be above 1")
+    if not 1 < factor < math.inf:
+        raise ValueError(f"-f is {factor:g}, but must be above 1, and finite")
     listed = [begin]
     exact = float(begin)
     while (exact := exact * factor) <= end * (1 + 1e-9):
@@ -157,6 +158,10 @@ def plan_of(arguments: argparse.Namespace, backends: Sequence[str] | None = None
         ValueError: for what torch, the engine or the formulas cannot do; names the argument.
     """
     ops = OPS if arguments.ops == (ALL,) else arguments.ops
+    if not ops:
+        raise ValueError(f"no collective is named; give some of {', '.join(OPS)}, or {ALL}")
+    if not arguments.timeout > 0:
+        raise ValueError(f"--timeout is {arguments.timeout:g} s, but must be above 0")
     nbytes = arguments.sizes or steps(arguments.begin, arguments.end, arguments.factor)
     listed = arguments.cases or [(ranks, nbytes) for ranks in arguments.ranks]
     worlds = [World(ranks, tuple(_cases(arguments, ops, chosen))) for ranks, chosen in listed]
@@ -176,6 +181,10 @@ def effort_of(arguments: argparse.Namespace) -> Effort:
     """Raises ValueError for numbers that make no sense."""
     if arguments.iters is not None and arguments.iters < 1:
         raise ValueError(f"--iters is {arguments.iters}, but must be at least 1")
+    if arguments.warmup < 0:
+        raise ValueError(f"-w is {arguments.warmup}, but must not be negative")
+    if arguments.repetitions < 1:
+        raise ValueError(f"--repetitions is {arguments.repetitions}, but must be at least 1")
     fixed = (
         {}
         if arguments.iters is None

@@ -50,6 +50,9 @@ class Start(Protocol):
 Turn = tuple[dict[str, Ranks], Case, str]
 
 
+MOST_RANKS = 256  # of some 200 MiB each
+
+
 @dataclass(frozen=True)
 class World:
     """Cases to run with one number of ranks, each with an S of its own."""
@@ -60,6 +63,11 @@ class World:
     def __post_init__(self) -> None:
         if self.world_size < 1:
             raise ValueError(f"the number of ranks must be at least 1, got {self.world_size}")
+        if self.world_size > MOST_RANKS:
+            raise ValueError(
+                f"the number of ranks is {self.world_size}, but each is a process of this host, and the benchmark "
+                f"starts at most {MOST_RANKS} of a backend; give fewer"
+            )
         seen: dict[tuple[Case, int], Case] = {}
         for case in self.cases:
             nbytes = total_nbytes(case, self.world_size)

@@ -104,6 +104,10 @@ class Effort:
             raise ValueError(
                 f"repetitions and calls must be positive, and max_calls >= min_calls: {self}"
             )
+        if not 0 < self.repetition_seconds < math.inf:
+            raise ValueError(
+                f"repetition_seconds is {self.repetition_seconds:g}, but must be above 0, and finite"
+            )
 
     def calls(self, estimated_seconds: float) -> int:
         """K for a call that takes about so long."""

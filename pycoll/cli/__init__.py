@@ -10,6 +10,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0; 1 when something is wrong with the machine, or a result; 2 for bad arguments."""
     from pycoll.bench.arguments import OneLineParser, add_arguments
     from pycoll.cli import tune
+    from pycoll.cli.run import ending_in_order
 
     parser = OneLineParser(prog="pycoll", description="Collectives for PyTorch.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -29,9 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         case "bench":
             from pycoll.cli.bench import run_bench
 
-            return run_bench(chosen, bench.error)
+            with ending_in_order():
+                return run_bench(chosen, bench.error)
         case "tune-collectives":
-            return tune.run_tune(chosen, tuner.error)
+            with ending_in_order():
+                return tune.run_tune(chosen, tuner.error)
     if not 2 <= chosen.ranks <= 64:
         print(f"pycoll doctor: --ranks is {chosen.ranks}, but must be 2 to 64", file=sys.stderr)
         return 2

@@ -19,6 +19,7 @@ from pycoll.bench.peers import Peer, check_peer, why_skipped
 from pycoll.bench.ranks import RankError
 from pycoll.bench.report import Reporter
 from pycoll.bench.results import Comparison
+from pycoll.cli.run import check_writable
 
 COMPARE_MARGIN = 0.1
 VERIFY_MARGIN = 0.5
@@ -38,6 +39,8 @@ def run_bench(arguments: argparse.Namespace, fail: Callable[[str], None]) -> int
             need("matplotlib.figure", "--plot")
         if arguments.fit:
             need("scipy.stats", "--fit")
+        for name in ("json", "csv", "plot", "fit"):
+            check_writable(f"--{name}", getattr(arguments, name))
         return _verify(arguments) if arguments.verify else _measure(arguments)
     except (ValueError, OSError, MissingExtra) as error:
         fail(str(error))

@@ -14,6 +14,7 @@ from pycoll.bench.engine import Effort
 from pycoll.bench.ranks import RankError
 from pycoll.bench.report import Reporter
 from pycoll.bench.tune import measure_table, tunable
+from pycoll.cli.run import check_writable
 
 DESCRIPTION = """\
 Measures every collective that has several algorithms with each of them, interleaved, and stores which one this machine
@@ -41,6 +42,9 @@ def run_tune(arguments: argparse.Namespace, fail: Callable[[str], None]) -> int:
     """Returns the exit code; `fail` ends the program with a message about its arguments."""
     reporter = Reporter()
     try:
+        path = arguments.output or tuning.default_path()
+        if not arguments.dry_run:
+            check_writable("--output", path)
         sizes = steps(arguments.begin, arguments.end, arguments.factor)
         for ranks in arguments.ranks:
             if ranks < 2:
@@ -66,7 +70,6 @@ def run_tune(arguments: argparse.Namespace, fail: Callable[[str], None]) -> int:
     for row in rows:
         reporter.line(str(row))
     if not arguments.dry_run:
-        path = arguments.output or tuning.default_path()
         tuning.save(rows, path, measured_at=measured[0].facts["measured_at"], sizes=list(sizes))
         reporter.line(f"wrote {path}")
     return 0

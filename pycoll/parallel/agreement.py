@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,20 @@ def all_gather_bytes(mine: bytes, group: Group) -> list[bytes]:
     parts = [torch.empty(int(length), dtype=torch.uint8) for length in lengths]
     collectives.all_gather(parts, _as_tensor(mine), group)
     return [bytes(part.numpy()) for part in parts]
+
+
+def raise_on_all(problem: str, groups: Sequence[Group]) -> None:
+    """Collective over each group in turn, which together reach all ranks.
+
+    Raises:
+        ValueError: on every rank, if any has given a text; the text of the first one.
+    """
+    for group in groups:
+        problem = next(
+            filter(None, (t.decode() for t in all_gather_bytes(problem.encode(), group))), ""
+        )
+    if problem:
+        raise ValueError(problem)
 
 
 def all_gather_rows(mine: bytes | bytearray, group: Group) -> Tensor:

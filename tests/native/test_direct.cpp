@@ -155,4 +155,33 @@ TEST(signals_order_plain_memory) {
     CHECK(std::all_of(pad.begin(), pad.end(), [](uint32_t word) { return word == 0; }));
 }
 
+// One rank gives up while the others come later: without a trace of it, they would leave before it has come again.
+TEST(a_failed_barrier_breaks_its_channel) {
+  std::vector<uint32_t> words[3];
+  std::vector<void*> pads;
+  for (auto& pad : words) {
+    pad.assign(2 * 3, 0);
+    pads.push_back(pad.data());
+  }
+  std::atomic<bool> gave_up{false};
+  run_runtimes(3, [&](Rank& rank) {
+    const std::shared_ptr<Communicator> comm = rank.make_group();
+    const SignalPads signals(comm, pads, words[0].size() * sizeof(uint32_t));
+    const auto text = [&](std::chrono::milliseconds timeout) {
+      return text_of([&] { signals.barrier(1, timeout); });
+    };
+    if (rank.rank() == 2) {
+      CHECK(contains(text(std::chrono::milliseconds(50)), "Timed out"));
+      gave_up = true;
+    }
+    until(gave_up);
+    for (int turn = 0; turn < 2; ++turn) {
+      const std::string said = text(kTimeout);
+      CHECK(contains(said, "channel 1 of this symmetric memory is broken"), "%s", said.c_str());
+    }
+    signals.barrier(0, kTimeout);
+    comm->close(std::chrono::milliseconds(1000));
+  });
+}
+
 int main(int argc, char** argv) { return run_tests(argc, argv); }

@@ -23,8 +23,7 @@ def clip_grad_norm_(
     """Scales gradients so that the norm of all of them together is at most `max_norm`. Collective.
 
     Every element counts once, whoever has it: parts are added up over the ranks that divide a parameter; of replicas
-        the
-    largest norm counts (they are equal, unless something is wrong); parameters that are not divided count as they
+    the largest norm counts (they are equal, unless something is wrong); parameters that are not divided count as they
     are. The norm is formed in float64 and is the same on all ranks.
 
     Args:
@@ -37,15 +36,16 @@ def clip_grad_norm_(
         the norm before scaling, 0-dim float32 (float64 if a gradient is).
 
     Raises:
+        TypeError: `max_norm` or `norm_type` is no number, or a parameter no tensor.
         ValueError: `max_norm` or `norm_type` is out of its range, or a gradient is a partial sum.
         RuntimeError: the norm is not finite and `error_if_nonfinite`.
     """
+    max_norm, norm_type = _number("max_norm", max_norm), _number("norm_type", norm_type)
     if not max_norm >= 0:
         raise ValueError(f"max_norm must not be negative, got {max_norm}")
     if not norm_type > 0:
         raise ValueError(f"norm_type must be above 0, got {norm_type}")
     chosen = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    # By the groups of a parameter: equal on all ranks, also where some lack gradients.
     by_groups: dict[tuple[Any, ...], list[Tensor]] = {}
     for p in chosen:
         held = by_groups.setdefault(_groups_of(p), [])
@@ -76,6 +76,14 @@ def clip_grad_norm_(
     return norm if is_double else norm.to(torch.float32)
 
 
+def _number(name: str, value: Any) -> float:
+    """As torch's function reads it: "inf" will do."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; pass a number") from None
+
+
 def _local(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor.coalesce().values() if tensor.is_sparse else tensor
@@ -86,7 +94,11 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _groups_of(parameter: Tensor) -> tuple[tuple[Any, bool], ...]:
-    """Of the dims of its mesh, and whether it is divided there, not replicated."""
+    """Of the dims of its mesh, and whether it is divided there, not replicated. The same on all ranks, also where some
+    lack gradients.
+    """
+    if not isinstance(parameter, Tensor):
+        raise TypeError(f"parameters has a {type(parameter).__name__}; pass model.parameters()")
     if not isinstance(parameter, DTensor):
         return ()
     mesh = parameter.device_mesh

@@ -230,6 +230,10 @@ def _mesh_of(
         raise ValueError(
             f"sharding_strategy is {name!r}; give one of {', '.join(ShardingStrategy.__members__)}"
         )
+    if not (process_group is None or isinstance(process_group, dist.ProcessGroup)):
+        raise TypeError(
+            f"process_group is a {type(process_group).__name__}; pass a process group of this rank, or None"
+        )
     if process_group is not None and mesh is not None:
         raise ValueError("give process_group or device_mesh, not both")
     if name in _HYBRID and (mesh is None or mesh.ndim != 2):
@@ -260,10 +264,19 @@ Policy = Callable[[nn.Module, bool, int], bool]
 def _asked(root: nn.Module, policy: Any, ignored: Collection[nn.Module]) -> Policy:
     if isinstance(policy, (set, frozenset, tuple, list)):
         classes = tuple(policy)
+        wrong = [each for each in classes if not isinstance(each, type)]
+        if wrong:
+            raise TypeError(
+                f"auto_wrap_policy has {wrong[0]!r}, which is no class; give classes of modules"
+            )
         return lambda m, recurse, numel: recurse or isinstance(m, classes)
     if hasattr(policy, "_run_policy"):
         picked = policy._run_policy(root, set(ignored), {})
         return lambda m, recurse, numel: recurse or m in picked
+    if not callable(policy):
+        raise TypeError(
+            f"auto_wrap_policy is a {type(policy).__name__}; pass a set of classes, a policy of torch's, or a function"
+        )
     return lambda m, recurse, numel: bool(policy(module=m, recurse=recurse, nonwrapped_numel=numel))
 
 

@@ -83,8 +83,11 @@ def memory_report(model: nn.Module, optimizer: torch.optim.Optimizer | None = No
             numbers a parameter.
 
     Raises:
+        TypeError: `model` is no module.
         ValueError: nothing in the model is sharded.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; pass a torch.nn.Module")
     states = [s for m in model.modules() if (s := state_of(m)) is not None]
     if not states:
         raise ValueError(

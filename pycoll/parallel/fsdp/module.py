@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from pycoll.parallel.agreement import listed, raise_on_all
 from pycoll.parallel.fsdp.parameter import (
     OWNER_ATTRIBUTE,
     ShardedParameter,
@@ -133,6 +134,12 @@ class FSDPModule:
             "fully_shard, or move its state with torch.distributed.checkpoint.state_dict"
         )
 
+    def share_memory(self) -> Any:
+        raise RuntimeError(
+            "a sharded module cannot be moved to torch's shared memory; its parts lie in memory that the ranks of the "
+            "host map already"
+        )
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.__deepcopy__({})
 
@@ -178,17 +185,18 @@ def fully_shard(
         wire_policy: 8-bit or 16-bit gathers and reductions; None: as `mp_policy` says.
         ignored_params: left alone.
         sync_module_states: the module's own parameters and buffers (not those of units inside) become those of
-            rank 0 of the mesh before they are divided. A module on the meta device gets memory.
+            rank 0 of the mesh before they are divided. On the meta device modules of other ranks get memory.
 
     Returns:
         `module`, which is an `FSDPModule` from now on.
 
     Raises:
         ValueError: the module is a unit already or has no forward, a parameter is shared with another unit, has no
-            dims, or is on another device; or `mesh` or `reshard_after_forward` does not fit.
+            dims, or is on another device; `mesh` or `reshard_after_forward` does not fit; or, on all ranks, what
+            `sync_module_states` is to send is on the meta device.
         TypeError: an argument is of a wrong type.
     """
-    _check_arguments(module, reshard_after_forward, wire_policy)
+    _check_arguments(module, reshard_after_forward, wire_policy, ignored_params)
     precision = as_mixed_precision("mp_policy", mp_policy)
     check_offload("offload_policy", offload_policy)
     sharding = Sharding.of(mesh)
@@ -236,7 +244,9 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     setattr(module, method_name, as_forward)
 
 
-def _check_arguments(module: Any, reshard_after_forward: Any, wire_policy: Any) -> None:
+def _check_arguments(
+    module: Any, reshard_after_forward: Any, wire_policy: Any, ignored_params: Any
+) -> None:
     if not isinstance(module, nn.Module):
         raise TypeError(f"module is a {type(module).__name__}; pass a torch.nn.Module")
     name = type(module).__name__
@@ -251,6 +261,10 @@ def _check_arguments(module: Any, reshard_after_forward: Any, wire_policy: Any) 
         )
     if wire_policy is not None and not isinstance(wire_policy, WirePolicy):
         raise TypeError(f"wire_policy is a {type(wire_policy).__name__}; pass a pycoll.WirePolicy")
+    wrong = [p for p in ignored_params if not isinstance(p, nn.Parameter)]
+    if wrong or isinstance(ignored_params, torch.Tensor):
+        kind = type(wrong[0] if wrong else ignored_params).__name__
+        raise TypeError(f"ignored_params is, or has, a {kind}; pass a collection of Parameters")
 
 
 def _keepers(sharding: Sharding, count: int) -> Any:
@@ -339,6 +353,7 @@ def _synchronise(module: nn.Module, parameters: Sequence[nn.Parameter], sharding
     """Collective. What the unit owns becomes what rank 0 of the mesh has."""
     chosen = {id(p) for p in parameters}
     held: list[tuple[dict[str, Any], str]] = []
+    empty: list[str] = []
     made: dict[int, Any] = {}
     for _, inner in _modules_of_unit(module):
         for name, p in inner._parameters.items():
@@ -348,12 +363,19 @@ def _synchronise(module: nn.Module, parameters: Sequence[nn.Parameter], sharding
     for where, name in held:
         old = where[name]
         if old.is_meta:
+            empty.append(name)
             if id(old) not in made:
                 fresh: Any = torch.empty_like(old, device="cpu")
                 if isinstance(old, nn.Parameter):
                     fresh = nn.Parameter(fresh, requires_grad=old.requires_grad)
                 made[id(old)] = (fresh, old)  # `old` is kept, so that its id stays its own
             where[name] = made[id(old)][0]
+    is_source = all(group.rank() == 0 for group in sharding.groups())
+    problem = (
+        f"sync_module_states is to send {listed(empty)} of a {type(module).__name__} from rank 0 of the mesh, "
+        "where they are on the meta device and have no values; initialise the model there"
+    )
+    raise_on_all(problem if is_source and empty else "", sharding.groups())
     tensors = list({id(t): t for t in (where[name].detach() for where, name in held)}.values())
     for group in sharding.groups():
         broadcast_tensors(tensors, 0, group)

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from pycoll import collectives
+from pycoll.parallel.agreement import raise_on_all
 from pycoll.parallel.fsdp.schedule import state_of
 from pycoll.parallel.fsdp.sharding import Group, Sharding
 from pycoll.tags import tag
@@ -96,33 +98,27 @@ def load_full_state_dict(
         timeout: how long to wait for the other ranks; None: the group's.
 
     Raises:
-        ValueError: a name is missing or left over, or a shape differs; on all ranks.
+        ValueError: a name is missing or left over, a shape differs, what should be a whole tensor is something else, or
+            the model is still on the meta device; with `from_rank0` on all ranks.
         RuntimeError: ranks do not come; names them.
     """
     own = model.state_dict()
+    extra_names = [name for name in own if _is_extra(name)]
+    tensors = {name: own[name] for name in own if not _is_extra(name)}
     if not from_rank0:
-        _check(own, state_dict)
-        for name, value in own.items():
+        if problem := _meta_problem(tensors) or _problem(own, state_dict):
+            raise ValueError(problem)
+        for name, value in tensors.items():
             _put(value, state_dict[name])
+        _load_extra(model, {name: state_dict[name] for name in extra_names})
         return
     groups = _meet(model, "load_full_state_dict", timeout)
     shardings = _shardings(model)
     is_first = all(sharding.rank == 0 for sharding in shardings) and all(
         s.replicas is None or s.replicas.rank() == 0 for s in shardings
     )
-    problem: list[Any] = [None]
-    if is_first:
-        try:
-            _check(own, state_dict)
-        except ValueError as error:
-            problem = [str(error)]
-    for group in groups:
-        torch.distributed.broadcast_object_list(problem, group=group, group_src=0)
-    if problem[0] is not None:
-        raise ValueError(problem[0])
-    for name, value in own.items():
-        if not isinstance(value, Tensor):
-            continue
+    raise_on_all(_meta_problem(tensors) or (_problem(own, state_dict) if is_first else ""), groups)
+    for name, value in tensors.items():
         whole = torch.empty(value.shape, dtype=value.dtype)
         if is_first:
             whole.copy_(state_dict[name])
@@ -130,27 +126,59 @@ def load_full_state_dict(
             for group in groups:
                 collectives.broadcast(whole, group=group, group_src=0)
         _put(value, whole)
+    if extra_names:
+        extra = [{name: state_dict[name] for name in extra_names} if is_first else None]
+        for group in groups:
+            torch.distributed.broadcast_object_list(extra, group=group, group_src=0)
+        _load_extra(model, extra[0])
 
 
-def _check(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def _is_extra(name: str) -> bool:
+    """Of ``Module.get_extra_state``: any object."""
+    return name.rpartition(".")[2] == _EXTRA_STATE_KEY_SUFFIX
+
+
+def _load_extra(model: nn.Module, extra: Any) -> None:
+    if extra:
+        model.load_state_dict(extra, strict=False)
+
+
+def _meta_problem(own: Mapping[str, Any]) -> str:
+    for name, value in own.items():
+        local = value._local_tensor if isinstance(value, DTensor) else value
+        if isinstance(local, Tensor) and local.is_meta:
+            return f"{name!r} of the model is still on the meta device; call model.to_empty(device='cpu') first"
+    return ""
+
+
+def _problem(own: Mapping[str, Any], given: Any) -> str:
+    """Why `given` cannot be loaded; empty if it can."""
+    if not isinstance(given, Mapping):
+        return f"state_dict is a {type(given).__name__}; pass a mapping of names to whole tensors"
     missing, unexpected = [n for n in own if n not in given], [n for n in given if n not in own]
     if missing or unexpected:
-        raise ValueError(
+        return (
             f"the state dict lacks {missing[:5]} ({len(missing)} names) and has {unexpected[:5]} "
             f"({len(unexpected)} names) that the model has not"
         )
     for name, value in own.items():
-        if isinstance(value, Tensor) and value.shape != given[name].shape:
-            raise ValueError(
-                f"{name!r} has shape {tuple(given[name].shape)} in the state dict and {tuple(value.shape)} in the model"
+        whole = given[name]
+        if _is_extra(name):
+            continue
+        if not isinstance(whole, Tensor) or isinstance(whole, DTensor):
+            return (
+                f"{name!r} is a {type(whole).__name__} in the state dict; give a whole tensor of shape "
+                f"{tuple(value.shape)} (parts go through model.load_state_dict)"
             )
+        if value.shape != whole.shape:
+            return f"{name!r} has shape {tuple(whole.shape)} in the state dict and {tuple(value.shape)} in the model"
+    return ""
 
 
 def _put(target: Any, whole: Any) -> None:
     """This rank's part of `whole` into a value of the model's state dict."""
     if not isinstance(target, DTensor):
-        if isinstance(target, Tensor):
-            target.copy_(whole)
+        target.copy_(whole)
         return
     local: Tensor = target._local_tensor
     begin = 0
