@@ -343,6 +343,15 @@ def refuse_a_buffer() -> str:
     return text
 
 
+def test_no_operator_has_a_type_of_its_own() -> None:
+    """Builds of torch for CUDA have kernels with C++ types, and end the program where ours have others."""
+    backend.extension()
+    for name in OPERATORS:
+        kernels = torch._C._dispatch_dump(f"symm_mem::{name}").splitlines()
+        (ours,) = (line for line in kernels if line.startswith("CPU: "))
+        assert ours.endswith("[ boxed ]")
+
+
 def test_a_refused_buffer_is_told_to_all(pool: Pools) -> None:
     waiting, refused = pool(2).run(refuse_a_buffer)
     assert "symm_buffer has 1008 elements" in refused

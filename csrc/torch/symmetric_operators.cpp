@@ -2,8 +2,13 @@
 //
 // There they differ in how they move data. Here all are one collective, which picks its algorithm by itself and gives the same bits
 // under each name. Nothing is copied where tensors of all ranks lie in symmetric memory; elsewhere they work as well.
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 #include <torch/library.h>
 
 #include "torch/errors.h"
@@ -107,16 +112,44 @@ at::Tensor copy_to_new(const at::Tensor& buffer, const at::Tensor& local_input,
   return copy_into(buffer, local_input, std::move(reduce_op), std::move(group_name), output);
 }
 
+// ---- boxed: torch ends the program where kernels of an operator have different C++ types, and those of its own kernels for GPUs,
+// which only its builds for CUDA have, are not the same in all versions.
+
+template <class Result, class... Args, size_t... I>
+void call(Result (*fn)(Args...), torch::jit::Stack* stack, std::index_sequence<I...>) {
+  constexpr size_t kCount = sizeof...(Args);
+  std::tuple<std::decay_t<Args>...> arguments{
+      torch::jit::peek(*stack, I, kCount).template to<std::decay_t<Args>>()...};
+  at::Tensor result = std::apply(fn, arguments);
+  torch::jit::drop(*stack, kCount);
+  torch::jit::push(*stack, std::move(result));
+}
+
+template <class Result, class... Args>
+void call(Result (*fn)(Args...), torch::jit::Stack* stack) {
+  call(fn, stack, std::index_sequence_for<Args...>());
+}
+
+template <auto fn>
+void call_boxed(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  call(fn, stack);
+}
+
+template <auto fn>
+torch::CppFunction boxed() {
+  return torch::CppFunction::makeFromBoxedFunction<&call_boxed<fn>>();
+}
+
 TORCH_LIBRARY_IMPL(symm_mem, CPU, library) {
-  library.impl("multimem_all_reduce_", &in_place);
-  library.impl("multimem_one_shot_all_reduce", &to_new);
-  library.impl("multimem_one_shot_all_reduce_out", &into);
-  library.impl("one_shot_all_reduce", &to_new);
-  library.impl("one_shot_all_reduce_out", &into);
-  library.impl("one_shot_all_reduce_copy", &copy_to_new);
-  library.impl("one_shot_all_reduce_copy_out", &copy_into);
-  library.impl("two_shot_all_reduce_", &in_place);
-  library.impl("two_shot_all_reduce_out", &two_shot_into);
+  library.impl("multimem_all_reduce_", boxed<&in_place>());
+  library.impl("multimem_one_shot_all_reduce", boxed<&to_new>());
+  library.impl("multimem_one_shot_all_reduce_out", boxed<&into>());
+  library.impl("one_shot_all_reduce", boxed<&to_new>());
+  library.impl("one_shot_all_reduce_out", boxed<&into>());
+  library.impl("one_shot_all_reduce_copy", boxed<&copy_to_new>());
+  library.impl("one_shot_all_reduce_copy_out", boxed<&copy_into>());
+  library.impl("two_shot_all_reduce_", boxed<&in_place>());
+  library.impl("two_shot_all_reduce_out", boxed<&two_shot_into>());
 }
 
 }  // namespace
