@@ -26,6 +26,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help=f"the same as {FULL_VARIABLE}=1")
 
 
+# Ranks of which two cores run but two at a time.
+SLOW_WORLD_SIZE = 4
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # A shell's background jobs ignore Ctrl-C, and hand that on to what they start.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -36,7 +40,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[FULL_VARIABLE] = "1"
 
 
+# Before pytest leaves out what -m says.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if callspec is not None and callspec.params.get("world_size", 0) >= SLOW_WORLD_SIZE:
+            item.add_marker(pytest.mark.slow)
     if os.environ.get(FULL_VARIABLE) == "1":
         return
     skip = pytest.mark.skip(reason=f"part of the full run: {FULL_VARIABLE}=1 or --full")

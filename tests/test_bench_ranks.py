@@ -159,6 +159,7 @@ def test_what_is_missing_is_a_line_with_the_remedy(monkeypatch: pytest.MonkeyPat
         RankGroup("mpi", 2)
 
 
+@pytest.mark.slow
 def test_products_run_beside_a_collective() -> None:
     with MatrixProducts() as products, RankGroup("pycoll", 2, timeout=60.0) as group:
         group.wait_until_ready()

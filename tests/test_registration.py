@@ -32,6 +32,7 @@ def test_import_pycoll_does_not_import_torch() -> None:
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_autoload_switched_off_still_works_by_hand(tmp_path: Path) -> None:
     script = f"import pycoll.backend; pycoll.backend.register(); init(); {SUM}"
     ended = run_script(script, 2, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
@@ -65,6 +66,7 @@ def test_backend_strings(backend: str, tmp_path: Path) -> None:
         assert f"kind {kind}" in rank.out
 
 
+@pytest.mark.slow
 def test_options_of_a_group(tmp_path: Path) -> None:
     script = """
         import pycoll
@@ -86,6 +88,7 @@ def test_options_of_a_group(tmp_path: Path) -> None:
         assert rank.out.startswith("ValueError: pycoll: algorithm 'tree' is unknown; use one of")
 
 
+@pytest.mark.slow
 def test_ranks_that_disagree_about_options_raise(tmp_path: Path) -> None:
     script = """
         import pycoll
@@ -120,6 +123,7 @@ def test_foreign_options_are_refused(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_environment_is_checked(tmp_path: Path) -> None:
     script = "text, _ = raised(init); say(text)"
     ended = run_script(script, 1, tmp_path, PYCOLL_PAYLOAD_BYTES="lots")
@@ -127,6 +131,7 @@ def test_environment_is_checked(tmp_path: Path) -> None:
     assert "PYCOLL_PAYLOAD_BYTES=lots is not a whole number from 64 to 1048576" in ended[0].out
 
 
+@pytest.mark.slow
 def test_debug_option_logs_to_stderr(tmp_path: Path) -> None:
     script = """
         import pycoll
