@@ -134,7 +134,9 @@ def current_for_devices() -> str:
         whole = json.loads(Path(chosen).read_text(encoding="utf-8"))
         if whole["format"] != FORMAT:
             raise ValueError(f"its format is {whole['format']!r}, not {FORMAT}")
-        return "; ".join(_device_row(**row) for row in whole["rows"])
+        if not isinstance(whole["rows"], list):
+            raise ValueError(f"rows is {type(whole['rows']).__name__}, and not a list")
+        return "; ".join(_device_row(i, row) for i, row in enumerate(whole["rows"]))
     except OSError as error:
         return f"!{DEVICE_VARIABLE}={chosen} cannot be read ({error.strerror}); name a file, or unset it"
     except (ValueError, KeyError, TypeError) as error:
@@ -144,14 +146,33 @@ def current_for_devices() -> str:
         )
 
 
-def _device_row(
-    architecture: int,
-    world_size: int | None,
-    collective: str,
-    algorithm: str,
-    num_blocks: int,
-    most_nbytes: int | None,
-) -> str:
-    ranks = "any" if world_size is None else world_size
-    limit = "any" if most_nbytes is None else most_nbytes
-    return f"{architecture} {ranks} {collective} {algorithm} {num_blocks} {limit}"
+# Of a row's numbers, whether null is one of their values.
+_DEVICE_NUMBERS = {
+    "architecture": False,
+    "world_size": True,
+    "num_blocks": False,
+    "most_nbytes": True,
+}
+_DEVICE_NAMES = ("collective", "algorithm")
+
+
+def _device_row(index: int, row: Any) -> str:
+    """What the names mean is known to the compiled part."""
+    columns = sorted((*_DEVICE_NUMBERS, *_DEVICE_NAMES))
+    if not isinstance(row, dict) or sorted(row) != columns:
+        found = sorted(row) if isinstance(row, dict) else type(row).__name__
+        raise ValueError(f"rows[{index}] has {found}, and not {columns}")
+    for key, may_be_null in _DEVICE_NUMBERS.items():
+        value = row[key]
+        if (value is None and may_be_null) or (type(value) is int and 0 <= value < 2**63):
+            continue
+        or_null = " or null" if may_be_null else ""
+        raise ValueError(f"rows[{index}].{key} is {value!r}, and not a whole number{or_null}")
+    for key in _DEVICE_NAMES:
+        if not str(row[key]).isidentifier():
+            raise ValueError(f"rows[{index}].{key} is {row[key]!r}, and not a name")
+    values = {key: "any" if value is None else value for key, value in row.items()}
+    return (
+        f"{values['architecture']} {values['world_size']} {values['collective']} "
+        f"{values['algorithm']} {values['num_blocks']} {values['most_nbytes']}"
+    )

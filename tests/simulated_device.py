@@ -82,6 +82,10 @@ class SimulatedDevice:
         """Of memory, the host's included, that has not been given back."""
         return int(self._library.pycoll_sim_device_num_allocations(self._address))
 
+    def limit_memory(self, nbytes: int) -> None:
+        """From now on it has no room for more than this at once."""
+        self._library.pycoll_sim_device_limit_memory(self._address, ctypes.c_size_t(nbytes))
+
     def new_stream(self) -> int:
         return int(self._library.pycoll_sim_device_new_stream(self._address))
 

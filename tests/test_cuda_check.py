@@ -87,6 +87,21 @@ def test_a_loop_without_vectors_is_found() -> None:
     assert not cuda_check.Kernel("BarrierKernel").complaints()
 
 
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not in PATH")
+@pytest.mark.parametrize(("archs", "named"), [("sm_90a,sm_99", "sm_99"), ("90a", "90a"), (",", "")])
+def test_unknown_architectures_are_refused(
+    archs: str, named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cuda_check.py", "--archs", archs])
+    monkeypatch.setattr(cuda_check, "check_arch", lambda *_: pytest.fail("it compiles"))
+    with pytest.raises(SystemExit, match="2"):
+        cuda_check.main()
+    said = capsys.readouterr().err
+    assert f"--archs names {named!r}; this nvcc compiles for " in said
+    assert "sm_80" in said
+    cuda_check.check_archs(["sm_80", "sm_90a", "sm_100"])
+
+
 @pytest.mark.slow
 def test_the_kernels(tmp_path: Path) -> None:
     if shutil.which("nvcc") is None:

@@ -233,6 +233,8 @@ def test_a_part_that_goes_wrong_does_not_take_the_rest(tmp_path: Path, script: M
         part("lacks", "", needs="no-such-program"),
         part("works", write),
         part("fails_after_it_has_measured", write + "; sys.exit(1)"),
+        part("ended_while_it_writes", write.replace("7}", "7") + "; sys.exit(1)"),
+        part("works_still", write),
     ]
     assert not script.run(parts, output, dict(os.environ), 60.0)
     found = json.loads(output.read_text())["parts"]
@@ -242,7 +244,10 @@ def test_a_part_that_goes_wrong_does_not_take_the_rest(tmp_path: Path, script: M
         "skipped",
         "ok",
         "failed",
+        "failed",
+        "ok",
     ]
+    assert "Expecting" in found["ended_while_it_writes"]["unreadable"]
     assert "last words" in found["crashes"]["tail"]
     assert found["works"]["rate"] == found["fails_after_it_has_measured"]["rate"] == 7
     child = Path("/proc") / (tmp_path / "pid").read_text() / "stat"
@@ -252,6 +257,39 @@ def test_a_part_that_goes_wrong_does_not_take_the_rest(tmp_path: Path, script: M
     assert not child.exists() or child.read_text().split()[2] == "Z", "a part's child lives on"
     assert script.run([part("late", "")], output, dict(os.environ), 0.5)
     assert json.loads(output.read_text())["parts"]["late"]["status"] == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--only", "stream_2"), "'stream_2', which is no part; the parts are build, streams_2"),
+        (("--only", ""), "'', which is no part"),
+        (
+            ("--simulate", "--only", "build"),
+            "build, which needs a GPU; the simulator runs streams_2",
+        ),
+        (("--simulate", "--total", "0"), "--total is 0; give seconds above 0"),
+        (("--simulate", "--total", "nan"), "--total is nan"),
+        (
+            ("--simulate", "--output", "README.md/check.json"),
+            "README.md/check.json cannot be written",
+        ),
+        (("--simulate", "--output", "tests"), "tests cannot be written (it is a folder)"),
+    ],
+)
+def test_arguments_are_checked_before_anything_runs(
+    script: ModuleType,
+    arguments: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", *arguments])
+    monkeypatch.setattr(script, "run", lambda *_: pytest.fail("parts ran"))
+    with pytest.raises(SystemExit, match="2"):
+        script.main()
+    assert said in capsys.readouterr().err
 
 
 def test_limits_leave_room_for_all(script: ModuleType) -> None:

@@ -171,3 +171,42 @@ def test_the_default_file_counts_on_the_machine_it_was_measured_on(
     monkeypatch.setenv("PYCOLL_TUNING", "off")
     assert tuning.current() == ""
     assert tuning.load(path)[0] == list(TABLE[:2])
+
+
+DEVICE_ROW = {
+    "architecture": 90,
+    "world_size": None,
+    "collective": "all_reduce",
+    "algorithm": "one_shot",
+    "num_blocks": 8,
+    "most_nbytes": 65536,
+}
+
+
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        ({"a": 1}, "rows is dict, and not a list"),
+        ([DEVICE_ROW, 3], "rows[1] has int, and not ['algorithm', 'architecture'"),
+        ([{"architecture": 90}], "rows[0] has ['architecture'], and not "),
+        ([{**DEVICE_ROW, "more": 1}], "rows[0] has "),
+        ([{**DEVICE_ROW, "world_size": 2.5}], "world_size is 2.5, and not a whole number or null"),
+        ([{**DEVICE_ROW, "world_size": -1}], "rows[0].world_size is -1"),
+        ([{**DEVICE_ROW, "most_nbytes": -5}], "rows[0].most_nbytes is -5"),
+        ([{**DEVICE_ROW, "num_blocks": None}], "num_blocks is None, and not a whole number"),
+        ([{**DEVICE_ROW, "num_blocks": True}], "rows[0].num_blocks is True"),
+        ([{**DEVICE_ROW, "collective": "all reduce; x"}], "rows[0].collective is 'all reduce; x'"),
+    ],
+)
+def test_a_table_for_devices_is_read_strictly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: object, named: str
+) -> None:
+    path = tmp_path / "device.json"
+    monkeypatch.setenv("PYCOLL_CUDA_TUNING", str(path))
+    path.write_text(json.dumps({"format": 1, "rows": [DEVICE_ROW]}))
+    assert tuning.current_for_devices() == "90 any all_reduce one_shot 8 65536"
+    path.write_text(json.dumps({"format": 1, "rows": rows}))
+    text = tuning.current_for_devices()
+    assert text.startswith(f"!PYCOLL_CUDA_TUNING={path} is no tuning table")
+    assert named in text
+    assert text.endswith("; measure it anew, or unset it")

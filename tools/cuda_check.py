@@ -366,6 +366,17 @@ def table(report: Report) -> str:
     return "\n".join(lines)
 
 
+def check_archs(archs: list[str]) -> None:
+    """Raises ValueError if there are none, or nvcc does not know one. It lists them without the suffix of sm_90a."""
+    listed = subprocess.run(
+        ["nvcc", "--list-gpu-code"], check=True, capture_output=True, text=True
+    ).stdout.split()
+    for arch in archs or [""]:
+        if re.sub(r"(?<=\d)[af]$", "", arch) not in listed:
+            known = ", ".join(listed)
+            raise ValueError(f"--archs names {arch!r}; this nvcc compiles for {known}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--archs", default=",".join(DEFAULT_ARCHS), help="such as sm_90a,sm_100")
@@ -375,11 +386,14 @@ def main() -> int:
     if shutil.which("nvcc") is None:
         print("nvcc is not in PATH: no CUDA kernel can be compiled", file=sys.stderr)
         return 2
+    archs = [arch for arch in arguments.archs.replace(" ", ",").split(",") if arch]
+    try:
+        check_archs(archs)
+    except ValueError as error:
+        parser.error(str(error))
     nvdisasm()
     complaints = []
-    for arch in arguments.archs.replace(" ", ",").split(","):
-        if not arch:
-            continue
+    for arch in archs:
         report = check_arch(arch, arguments.jobs, arguments.folder / arch)
         print(table(report), flush=True)
         complaints += [f"{arch}: {text}" for text in report.complaints()]

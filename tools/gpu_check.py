@@ -191,11 +191,22 @@ def run_part(part: Part, limit_s: float, environment: dict[str, str]) -> dict[st
                 _end_session(process)
         outcome: dict[str, Any] = {"status": status, "seconds": round(time.monotonic() - begin, 2)}
         if result.is_file():
-            outcome |= json.loads(result.read_text(encoding="utf-8"))
+            outcome |= _found(result)
         if status != "ok":
             outcome |= {"status": status, "exit_status": code, "limit_s": limit_s}
             outcome["tail"] = log.read_text(encoding="utf-8", errors="replace")[-TAIL_CHARACTERS:]
     return outcome
+
+
+def _found(result: Path) -> dict[str, Any]:
+    """What a part has written; it may have been ended in the middle of it."""
+    try:
+        found = json.loads(result.read_text(encoding="utf-8"))
+    except ValueError as error:
+        return {"unreadable": str(error)}
+    return (
+        found if isinstance(found, dict) else {"unreadable": f"{type(found).__name__}, not a dict"}
+    )
 
 
 def _end_session(process: subprocess.Popen[bytes]) -> None:
@@ -227,6 +238,39 @@ def run(parts: Sequence[Part], output: Path, environment: dict[str, str], total_
     return all(o["status"] in ("ok", "skipped") for o in whole["parts"].values())
 
 
+def chosen_parts(only: str | None, simulates: bool) -> list[Part]:
+    """Raises ValueError for names that are no part's, or no part's that runs here."""
+    names = None if only is None else [name.strip() for name in only.split(",")]
+    possible = list(PARTS)
+    if simulates:
+        possible = [replace(p, limit_s=SIMULATED_LIMIT_S) for p in PARTS if p.simulated]
+    if names is None:
+        return possible
+    if unknown := [name for name in names if name not in {p.name for p in PARTS}]:
+        known = ", ".join(p.name for p in PARTS)
+        raise ValueError(f"--only names {unknown[0]!r}, which is no part; the parts are {known}")
+    if refused := [name for name in names if name not in {p.name for p in possible}]:
+        known = ", ".join(p.name for p in possible)
+        raise ValueError(
+            f"--only names {refused[0]}, which needs a GPU; the simulator runs {known}"
+        )
+    return [p for p in possible if p.name in names]
+
+
+def check_writable(path: Path) -> None:
+    """Raises ValueError: minutes of measurements would be lost in the end."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        if path.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+    except OSError as error:
+        raise ValueError(
+            f"--output {path} cannot be written ({error.strerror}); name another file"
+        ) from None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="parts, separated by commas")
@@ -234,20 +278,22 @@ def main() -> int:
     parser.add_argument("--simulate", action="store_true", help="on a CPU, what it can do")
     parser.add_argument("--total", type=float, default=TOTAL_S, help="seconds for everything")
     arguments = parser.parse_args()
-    parts = list(PARTS)
-    if arguments.simulate:
-        parts = [replace(p, limit_s=SIMULATED_LIMIT_S) for p in PARTS if p.simulated]
-    if arguments.only:
-        wanted = arguments.only.split(",")
-        if unknown := set(wanted) - {p.name for p in parts}:
-            parser.error(f"no such parts: {', '.join(sorted(unknown))}")
-        parts = [p for p in parts if p.name in wanted]
+    try:
+        parts = chosen_parts(arguments.only, arguments.simulate)
+        if not arguments.total > 0:
+            raise ValueError(f"--total is {arguments.total:g}; give seconds above 0")
+    except ValueError as error:
+        parser.error(str(error))
     arch = None if arguments.simulate else architecture()
     if not arguments.simulate and arch is None:
         for part in parts:
             print(f"{part.name}: {part.what} (at most {part.limit_s:.0f} s)")
         print("skipped: torch sees no GPU here")
         return 0
+    try:
+        check_writable(arguments.output)
+    except ValueError as error:
+        parser.error(str(error))
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
     environment["PYCOLL_GPU_CHECK_SIMULATE"] = "1" if arguments.simulate else ""
     if arch is not None:

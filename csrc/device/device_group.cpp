@@ -5,6 +5,7 @@
 
 #include "base/env.h"
 #include "base/log.h"
+#include "device/failure_text.h"
 #include "device/fingerprint.h"
 #include "engine/exchange_values.h"
 
@@ -59,7 +60,13 @@ std::shared_ptr<DeviceGroup> DeviceGroup::create(std::shared_ptr<Device> device,
     throw;
   }
   self->agree();
-  self->make_workspace(share);
+  try {
+    self->make_workspace(share);
+  } catch (const Error& error) {
+    communicator->abort(concat("rank ", communicator->rank(),
+                               " cannot make memory for the group on its device: ", error.what()));
+    throw;
+  }
   return self;
 }
 
@@ -239,28 +246,41 @@ DeviceGroup::Launched DeviceGroup::run(const std::vector<Request>& requests, boo
     check_supported(request);
   }
   drop_kept();
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   const Stream current = device_->current_stream();
   const Stream stream = aside ? own_stream(kCollectives) : current;
+  const bool is_captured = device_->capture_id(current) != 0;
   if (aside) device_->wait(stream, *device_->record(current));
   Launched& last = last_[kCollectives];
   order(stream, last);
   timeout_ = timeout;
-  for (const Request& request : requests) {
-    std::optional<MappedTensor> mapped = find_mapped(request, windows_);
-    const Choice choice = choose(request, &mapped);
-    const uint64_t print = fingerprint(request, choice, mapped ? mapped->place : 0);
-    note(request, choice, ++sequence_, timeout);
-    if (request.before) device_->run_on(stream, request.before);
-    const Place place{device_.get(), workspace_.get(), stream, print, nanoseconds(timeout)};
-    if (mapped) {
-      launch_mapped(place, request, choice, *mapped);
-    } else {
-      launch_collective(place, request, choice);
-    }
-    if (request.after) device_->run_on(stream, request.after);
+  try {
+    for (const Request& request : requests) launch(request, stream, timeout);
+  } catch (const std::exception& error) {
+    // The others have launched theirs, which wait for it. A graph waits for nobody yet.
+    lock.unlock();
+    if (!is_captured)
+      abort(concat("rank ", communicator_->rank(), " could not launch ",
+                   pycoll::name(requests.front().collective), ": ", error.what()));
+    throw;
   }
   return last = finish(stream, sequence_, aside);
+}
+
+void DeviceGroup::launch(const Request& request, const Stream& stream,
+                         std::chrono::milliseconds timeout) {
+  std::optional<MappedTensor> mapped = find_mapped(request, windows_);
+  const Choice choice = choose(request, &mapped);
+  const uint64_t print = fingerprint(request, choice, mapped ? mapped->place : 0);
+  note(request, choice, ++sequence_, timeout);
+  if (request.before) device_->run_on(stream, request.before);
+  const Place place{device_.get(), workspace_.get(), stream, print, nanoseconds(timeout)};
+  if (mapped) {
+    launch_mapped(place, request, choice, *mapped);
+  } else {
+    launch_collective(place, request, choice);
+  }
+  if (request.after) device_->run_on(stream, request.after);
 }
 
 DeviceGroup::Launched DeviceGroup::run(const MessageRequest& request,
@@ -270,6 +290,7 @@ DeviceGroup::Launched DeviceGroup::run(const MessageRequest& request,
   PYCOLL_CHECK_ARG(peer >= 0 && peer < facts_.world_size && peer != communicator_->rank(),
                    request.message.sends ? "dst" : "src", " is ", peer,
                    ", which is not another rank of this group of ", facts_.world_size);
+  drop_kept();
   std::lock_guard<std::mutex> lock(mutex_);
   const int index = 2 * peer + (request.message.sends ? 1 : 0);
   const Stream stream = own_stream(index);
@@ -297,11 +318,19 @@ void DeviceGroup::refuse(const std::string& reason) {
   launch_refusal({device_.get(), workspace_.get(), stream, refusal_fingerprint(),
                   nanoseconds(communicator_->timeout())},
                  other);
+  device_->wait(stream, *device_->record(other));  // both count epochs that the next operation does
   last = finish(stream, ++sequence_, true);
   refusal_ = reason;
 }
 
-void DeviceGroup::join(const Launched& launched) { order(device_->current_stream(), launched); }
+void DeviceGroup::join(const Launched& launched) {
+  const Stream current = device_->current_stream();
+  const uint64_t capture = device_->capture_id(current);
+  PYCOLL_CHECK_ARG(capture == 0 || capture == launched.capture,
+                   "an operation from before the capture is waited for within it, but a graph "
+                   "cannot wait for what is outside of it; call wait() before the capture");
+  order(current, launched);
+}
 
 bool DeviceGroup::has_ended(const Launched& launched) {
   return launched.capture == 0 && device_->has_passed(*launched.event);
@@ -347,33 +376,7 @@ void DeviceGroup::note(const Request& request, const Choice& choice, uint64_t se
 
 std::string DeviceGroup::text_of_record() {
   std::lock_guard<std::mutex> lock(mutex_);
-  const cuda::FailureRecord& record = workspace_->record();
-  const auto phase = static_cast<cuda::Phase>(record.phase);
-  const int self = communicator_->rank();
-  const int peer = record.rank < 0 ? -1 - record.rank : record.peer;
-  std::string text = concat("pycoll: rank ", self, ", on its device: ");
-  if (static_cast<cuda::FailureKind>(record.kind) == cuda::FailureKind::kDeadline) {
-    return concat(text, "rank ", peer, " did not come within ", timeout_.count(), " ms (",
-                  cuda::name(phase), ", waited for ", record.expected, ", saw ", record.seen,
-                  "). It may be late, have ended, or have called something that needs "
-                  "another kernel; see its own error, or give the group a longer timeout");
-  }
-  if (record.expected == refusal_fingerprint()) {
-    return concat(text, "an operation that other ranks went on with was refused here: ", refusal_);
-  }
-  const bool is_bytes = record.expected >> 60 == 0 && record.seen >> 60 == 0;
-  if (is_bytes) {
-    return concat(text, "ranks disagree: rank ", peer, " sends ", record.seen, " bytes where rank ",
-                  self, " expects ", record.expected, "; pass equal sizes or matching splits");
-  }
-  const std::string mine = describe_fingerprint(record.expected);
-  const std::string theirs = describe_fingerprint(record.seen);
-  return concat(text, "ranks disagree about an operation: rank ", self, " called ", mine, ", rank ",
-                peer, " ", theirs,
-                mine == theirs ? ", with other sizes, splits, wire format or tag, or "
-                                 "with symmetric tensors at another place"
-                               : "",
-                "; all ranks have to make the same calls in the same order");
+  return describe_failure(workspace_->record(), communicator_->rank(), timeout_, refusal_);
 }
 
 std::string DeviceGroup::failure() {
@@ -433,9 +436,10 @@ void DeviceGroup::watch() {
     failure_ = text;
     failed_.store(true);
   }
-  end_kernels();
+  // The others hear of it first: a device in trouble may refuse to end its kernels.
   constexpr size_t kPrefix = sizeof("pycoll: ") - 1;
   communicator_->abort(text.substr(text.rfind("pycoll: ", 0) == 0 ? kPrefix : 0));
+  end_kernels();
 }
 
 void DeviceGroup::end_kernels() {
@@ -448,8 +452,8 @@ void DeviceGroup::abort(const std::string& reason) {
     if (failure_.empty()) failure_ = concat("pycoll: ", reason);
     failed_.store(true);
   }
-  end_kernels();
   communicator_->abort(reason);
+  end_kernels();
 }
 
 void DeviceGroup::close(std::chrono::milliseconds patience) {

@@ -64,7 +64,7 @@ class DeviceGroup {
   // In place of a collective whose arguments were refused: the others find a mismatch instead of waiting. The group is unusable.
   void refuse(const std::string& reason);
 
-  // What the current stream is given from now on begins after it.
+  // What the current stream is given from now on begins after it. Raises kInvalidArgument in a capture that it is no part of.
   void join(const Launched& launched);
   // What `stream` is given from now on begins after it.
   void order(const Stream& stream, const Launched& launched);
@@ -94,6 +94,8 @@ class DeviceGroup {
   void agree();
   void make_workspace(const SharePeerMemory& share);
   Choice choose(const Request& request, std::optional<MappedTensor>* mapped) const;
+  // Puts one request into `stream`. The mutex is held.
+  void launch(const Request& request, const Stream& stream, std::chrono::milliseconds timeout);
   void drop_kept();
   Launched finish(const Stream& stream, uint64_t sequence, bool is_aside);
   void note(const Request& request, const Choice& choice, uint64_t sequence,

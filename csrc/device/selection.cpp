@@ -84,6 +84,8 @@ Row parse_row(const std::string& text) {
   const auto found = algorithm_named(algorithm);
   if (!found) refuse("the algorithm is unknown");
   row.algorithm = *found;
+  if (row.algorithm == Algorithm::kMapped)
+    refuse("symmetric tensors take mapped by themselves, where the row says two_shot or direct");
   int index = 0;
   while (index < kNumCollectives && collective != pycoll::name(static_cast<Collective>(index)))
     ++index;

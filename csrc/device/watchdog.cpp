@@ -20,6 +20,19 @@ void Watchdog::stop() {
   if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) thread_.join();
 }
 
+void Watchdog::watch(DeviceGroup& group) {
+  try {
+    group.watch();
+  } catch (const std::exception& error) {
+    PYCOLL_LOG(LogLevel::kWarn, "a device's operations cannot be watched: ", error.what());
+    try {
+      // The others hear of it, and it is not watched again.
+      group.abort(concat("a device is in trouble: ", error.what()));
+    } catch (const std::exception&) {  // its kernels cannot be ended either
+    }
+  }
+}
+
 void Watchdog::run() {
   block_signals();
   std::unique_lock<std::mutex> lock(mutex_);
@@ -28,11 +41,7 @@ void Watchdog::run() {
     const std::vector<std::weak_ptr<DeviceGroup>> groups = groups_;
     lock.unlock();
     for (const auto& weak : groups) {
-      try {
-        if (const auto group = weak.lock()) group->watch();
-      } catch (const std::exception& error) {
-        PYCOLL_LOG(LogLevel::kWarn, "a device's operations cannot be watched: ", error.what());
-      }
+      if (const auto group = weak.lock()) watch(*group);
     }
     lock.lock();
   }

@@ -23,6 +23,7 @@ class Watchdog {
   void stop();
 
  private:
+  static void watch(DeviceGroup& group);
   void run();
 
   std::mutex mutex_;

@@ -76,8 +76,9 @@ class CudaDevice final : public device::Device {
     return here([&] { return library_.driver->has_passed(of(event).eventId()); });
   }
   void synchronise(const device::Event& event, const std::function<void()>& poll) override {
-    // Not by the runtime's own wait: it would neither see a failure nor Ctrl-C.
-    for (int polls = 0; !of(event).query(); ++polls) {
+    // Not by the runtime's own wait: it would neither see a failure nor Ctrl-C. Nor by the event's query(), which ends what another
+    // thread captures.
+    for (int polls = 0; !has_passed(event); ++polls) {
       poll();
       if (polls < kPollsBeforeSleep) {
         std::this_thread::yield();

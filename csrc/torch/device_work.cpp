@@ -16,7 +16,9 @@ DeviceWork::DeviceWork(std::shared_ptr<device::DeviceGroup> group, c10::Device d
       outputs_(std::move(outputs)) {}
 
 void DeviceWork::add(device::DeviceGroup::Launched launched) {
-  if (!launched.is_aside) group_->device().hold(std::exchange(tensors_, nullptr), launched.stream);
+  device::Device& device = group_->device();
+  origin_ = device.current_stream();
+  if (!launched.is_aside) device.hold(std::exchange(tensors_, nullptr), launched.stream);
   launched_.push_back(std::move(launched));
 }
 
@@ -74,9 +76,12 @@ void DeviceWork::synchronize() {
     group_->check_usable();
     for (const auto& launched : launched_) group_->join(launched);
   });
-  // From here on the current stream's order keeps memory.
+  if (tensors_ == nullptr) return;
   device::Device& device = group_->device();
-  if (tensors_ != nullptr) device.hold(std::exchange(tensors_, nullptr), device.current_stream());
+  const std::shared_ptr<TensorSet> tensors = std::exchange(tensors_, nullptr);
+  // From here on the current stream's order keeps memory; but what was made in another stream is given out again there.
+  if (device.current_stream() == origin_) return device.hold(tensors, origin_);
+  for (const auto& launched : launched_) group_->keep(launched, tensors);
 }
 
 void DeviceWork::abort() { group_->abort("an operation was aborted"); }

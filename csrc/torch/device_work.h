@@ -47,6 +47,7 @@ class DeviceWork final : public c10d::Work {
   std::shared_ptr<TensorSet> tensors_ = std::make_shared<TensorSet>();
   std::vector<at::Tensor> outputs_;
   std::vector<device::DeviceGroup::Launched> launched_;
+  device::Stream origin_;  // which was the current one
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

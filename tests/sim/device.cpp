@@ -48,6 +48,7 @@ std::byte* SimulatedDevice::allocate(size_t nbytes) {
 
 std::byte* SimulatedDevice::new_memory(size_t nbytes) {
   std::lock_guard lock(mutex_);
+  check_room(nbytes);
   auto* const data = static_cast<std::byte*>(std::aligned_alloc(256, (nbytes + 255) / 256 * 256));
   std::memset(data, 0, nbytes);
   memory_[data] = nbytes;
@@ -63,6 +64,13 @@ void SimulatedDevice::release(std::byte* data) {
   memory_.erase(it);
 }
 
+void SimulatedDevice::limit_memory(size_t nbytes) { most_bytes_ = nbytes; }
+
+void SimulatedDevice::check_room(size_t nbytes) const {
+  if (nbytes > most_bytes_)
+    fail(ErrorKind::kSystem, "a simulated device has no room for ", nbytes, " bytes");
+}
+
 void SimulatedDevice::clear(std::byte* data, size_t nbytes) { std::memset(data, 0, nbytes); }
 
 void SimulatedDevice::set_word(uint32_t* word, uint32_t value) {
@@ -70,6 +78,7 @@ void SimulatedDevice::set_word(uint32_t* word, uint32_t value) {
 }
 
 std::shared_ptr<std::byte> SimulatedDevice::scratch(size_t nbytes, const device::Stream& stream) {
+  check_room(nbytes);
   auto* const data = static_cast<std::byte*>(std::malloc(nbytes + 1));
   // Given back behind what is in the stream by then; a graph keeps it.
   return {data, [this, stream, nbytes](std::byte* p) {
@@ -401,6 +410,9 @@ const char* pycoll_sim_device_end_capture(SimulatedDevice* device, size_t* graph
 void pycoll_sim_device_replay(SimulatedDevice* device, size_t graph) { device->replay(graph); }
 void pycoll_sim_device_delete_graph(SimulatedDevice* device, size_t graph) {
   device->delete_graph(graph);
+}
+void pycoll_sim_device_limit_memory(SimulatedDevice* device, size_t nbytes) {
+  device->limit_memory(nbytes);
 }
 size_t pycoll_sim_device_num_allocations(SimulatedDevice* device) {
   return device->num_allocations();

@@ -77,6 +77,8 @@ class SimulatedDevice final : public device::Device {
   void delete_graph(size_t graph);
   uint64_t num_launches() const { return num_launches_; }
   // Of memory that was not given back.
+  // What asks for more than this at once is refused from now on.
+  void limit_memory(size_t nbytes);
   size_t num_allocations() const { return memory_.size(); }
 
  private:
@@ -96,6 +98,7 @@ class SimulatedDevice final : public device::Device {
   };
 
   std::byte* new_memory(size_t nbytes);
+  void check_room(size_t nbytes) const;
   Queue& queue(const device::Stream& stream) { return queues_[static_cast<size_t>(stream.id)]; }
   void put(Queue& queue, StreamItem item);
   void take_launches(Queue& queue);
@@ -108,6 +111,7 @@ class SimulatedDevice final : public device::Device {
 
   const cuda::Launchers launchers_;
   const int num_multiprocessors_;
+  size_t most_bytes_ = SIZE_MAX;
   Token identity_;
   Random random_;
   uint64_t seed_;

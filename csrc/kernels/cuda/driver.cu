@@ -52,7 +52,12 @@ void* allocate(size_t nbytes) {
   const RelaxedCapture relaxed;
   void* data = nullptr;
   PYCOLL_CUDA_CHECK(cudaMalloc(&data, nbytes));
-  clear(data, nbytes);
+  try {
+    clear(data, nbytes);
+  } catch (...) {
+    cudaFree(data);
+    throw;
+  }
   return data;
 }
 
