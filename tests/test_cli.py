@@ -38,6 +38,17 @@ def test_info_shows_versions_and_every_variable() -> None:
     assert "17" in next(line for line in done.stdout.splitlines() if "PYCOLL_SPIN_US" in line)
 
 
+def test_info_and_doctor_need_no_rich() -> None:
+    """A plain installation has none, and these are what one calls when something is wrong with it."""
+    hidden = "import sys; sys.modules['rich'] = None; from pycoll import cli; sys.exit(cli.main(sys.argv[1:]))"
+    for command, shown in (("info", "vector instructions"), ("doctor", "8 bytes take ")):
+        done = subprocess.run(
+            [sys.executable, "-c", hidden, command], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        assert shown in done.stdout
+
+
 def test_doctor_finds_this_machine_fit() -> None:
     assert [check().verdict for check in doctor.CHECKS].count("fails") == 0
     finding = doctor.trial(3)

@@ -112,9 +112,15 @@ def plain_lines(comparison: Comparison) -> list[str]:
     cells = [list(_PLAIN)]
     for record in records(comparison):
         cells.append([_plain_cell(record[name]) for name in _PLAIN])
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_PLAIN))]
-    lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells]
+    lines = aligned(cells, to_the_right=True)
     return [*lines, f"link: {comparison.facts.get('link', 'unknown')}"]
+
+
+def aligned(rows: Sequence[Sequence[str]], to_the_right: bool = False) -> list[str]:
+    """A line for each row; rows are equally long."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    place = str.rjust if to_the_right else str.ljust
+    return ["  ".join(map(place, row, widths)).rstrip() for row in rows]
 
 
 def _plain_cell(value: object) -> str:

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from rich.console import Console
-from rich.table import Table
+from pycoll.cli.rows import print_rows
 
 Verdict = Literal["ok", "slow", "fails"]
 
@@ -159,17 +158,15 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
 def print_diagnosis(ranks: int) -> int:
     from pycoll.backend import extension
 
-    console = Console()
     try:
         extension()
     except ImportError as error:
-        console.print(str(error), markup=False)
+        print(error)
         return 1
     findings = [check() for check in CHECKS] + [trial(ranks)]
-    table = Table("", "what", "seen", "remedy", box=None)
-    colours = {"ok": "green", "slow": "yellow", "fails": "red"}
-    for finding in findings:
-        verdict = f"[{colours[finding.verdict]}]{finding.verdict}[/]"
-        table.add_row(verdict, finding.what, finding.seen, finding.remedy)
-    console.print(table)
+    print_rows(
+        [(f.verdict, f.what, f.seen, f.remedy) for f in findings],
+        ("", "what", "seen", "remedy"),
+        {"ok": "green", "slow": "yellow", "fails": "red"},
+    )
     return 1 if any(finding.verdict == "fails" for finding in findings) else 0

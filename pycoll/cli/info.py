@@ -6,11 +6,9 @@ import os
 import platform
 import resource
 
-from rich.console import Console
-from rich.table import Table
-
 import pycoll
 from pycoll.backend import extension
+from pycoll.cli.rows import print_rows
 
 
 def _limit(number: int) -> str:
@@ -48,20 +46,16 @@ def facts() -> dict[str, str]:
 
 
 def print_info() -> int:
-    console = Console()
     try:
         shown = facts()
     except ImportError as error:
-        console.print(str(error), markup=False)
+        print(error)
         return 1
-    table = Table(show_header=False, box=None)
-    for name, value in shown.items():
-        table.add_row(name, value)
-    console.print(table)
-    variables = Table("variable", "value", "default", "meaning", box=None)
+    print_rows(list(shown.items()))
+    variables = []
     for name, default, agreed, meaning in extension().environment():
         meaning += " (ranks must agree)" if agreed else ""
-        variables.add_row(name, os.environ.get(name, ""), default, meaning)
-    console.print()
-    console.print(variables)
+        variables.append((name, os.environ.get(name, ""), default, meaning))
+    print()
+    print_rows(variables, ("variable", "value", "default", "meaning"))
     return 0
