@@ -52,7 +52,7 @@ CASES = [
 @pytest.mark.parametrize(("sanitizer", "program"), CASES)
 def test_program(sanitizer: str, program: str) -> None:
     built(sanitizer)
-    outcome = run(sanitizer, program, timeout_s=1500)
+    outcome = run(sanitizer, program, timeout_s=3500)
     assert outcome.passed, outcome.output[-20000:]
     assert outcome.num_checks > 0, outcome.output
 
