@@ -50,6 +50,8 @@ class Fiber {
   void enter();  // by the scheduler: until the fiber leaves
   void leave();  // by the fiber: until it is entered again
   [[noreturn]] void leave_for_good();
+  // By the scheduler: what the fiber has done up to now happens before what is done after acquire(tag).
+  void release(void* tag);
 
   std::unique_ptr<Stack> release_stack() { return std::move(stack_); }
 

@@ -60,6 +60,11 @@ Report Scheduler::run() {
       report_.text = describe_all();
     }
   }
+  // Threads that a failure has left where they were.
+  for (Thread& thread : threads_) {
+    if (thread.state != Thread::State::kDone) thread.fiber->release(&start_tag_);
+  }
+  sanitizer_acquire(&start_tag_);
   for (Queue& queue : queues_) sanitizer_acquire(&queue.tag);
   report_.accesses = accesses_;
   report_.switches = switches_;
