@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -86,6 +87,9 @@ def shrink(
 
     pg: Any = dist.group.WORLD if group is None else group
     backend = backend_of(pg)
+    is_default = pg is dist.group.WORLD
+    if is_default and (exclude or backend.dead_ranks()):
+        _abort_all_but(pg)
     if exclude is None:
         store = c10d._get_process_group_store(pg)
         excluded = _agree_on_dead(backend, store, backend.options._timeout)
@@ -93,11 +97,21 @@ def shrink(
         excluded = sorted(exclude)
     if not excluded:
         raise ValueError("every rank of the group is alive; name those to leave out with exclude")
-    is_default = pg is dist.group.WORLD
     smaller: Any = c10d.shrink_group(excluded, group, shrink_flags=c10d.SHRINK_ABORT)
     if is_default:
         _agree_on_names(smaller)
     return smaller
+
+
+def _abort_all_but(kept: Any) -> None:
+    """Who waits in another group for this rank, which has gone on, would not come before that group's timeout."""
+    import torch.distributed.distributed_c10d as c10d
+
+    for group in list(c10d._world.pg_map):
+        if group is kept:
+            continue
+        with suppress(ValueError):  # another backend's
+            backend_of(group).abort()
 
 
 def _agree_on_names(group: Any) -> None:

@@ -12,7 +12,8 @@ PROGRAMS = programs()
 # The programs of one sanitizer are built together, which keeps all cores busy.
 BUILT: set[str] = set()
 
-# ThreadSanitizer has nothing to see in them: neither threads nor memory that processes share.
+# ThreadSanitizer has nothing to see in them: neither threads nor memory that processes share. They run plain as well, with the
+# instructions that are shipped; all others run with both sanitizers.
 SINGLE_THREADED = {
     "test_bucket",
     "test_conversions",
@@ -23,7 +24,8 @@ SINGLE_THREADED = {
 
 
 def left_to_full(sanitizer: str, program: str) -> bool:
-    return sanitizer == "thread" and program in SINGLE_THREADED
+    single_threaded = program in SINGLE_THREADED
+    return single_threaded if sanitizer == "thread" else sanitizer == "none" and not single_threaded
 
 
 CASES = [

@@ -110,3 +110,22 @@ def test_groups_are_made_after_a_death_among_their_makers(tmp_path: Path) -> Non
             assert x.tolist() == [4.0] * 5, x
     """
     assert_codes(run_script(script, 4, tmp_path), 0, KILLED, 0, 0)
+
+
+def test_who_waits_in_another_group_hears_of_those_that_go_on(tmp_path: Path) -> None:
+    """That group has no dead rank, and a timeout that is longer than the test."""
+    script = """
+        import pycoll
+        init()
+        pair = dist.new_group([0, 2], timeout=seconds(600))
+        dist.barrier()
+        if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+        text, took = raised(lambda: dist.all_reduce(torch.ones(3), group=pair if rank == 2 else None))
+        assert took < 30, took
+        assert ("rank 0 aborted" in text) if rank == 2 else ("rank 1 (" in text and "died" in text), text
+        pycoll.shrink()
+        x = torch.full((5,), dist.get_rank() + 1.0)
+        dist.all_reduce(x)
+        assert x.tolist() == [3.0] * 5, x
+    """
+    assert_codes(run_script(script, 3, tmp_path), 0, KILLED, 0)

@@ -61,6 +61,7 @@ BUGS = [
         r"atom\.global\.sys\.release\.exch\.b64",
         "atom.global.sys.relaxed.exch.b64",
         {"weak": "two_shot", "thread": "one_shot"},
+        only_in_full=True,
     ),
     Bug(
         "signals are read relaxed",

@@ -37,7 +37,7 @@ bool is_main_thread() { return getpid() == gettid(); }
 
 // How long a thread that comes from a wait is held back once the interpreter has begun to end: longer than the interpreter takes
 // from its exit handlers to the point where it ends threads, and no hang for a handler that joins the thread.
-constexpr std::chrono::milliseconds kExitDelay{1000};
+constexpr std::chrono::milliseconds kExitDelay{3000};
 
 // Set when pycoll's own exit handler has run.
 std::atomic<bool> exiting{false};
