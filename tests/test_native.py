@@ -12,8 +12,8 @@ PROGRAMS = programs()
 # The programs of one sanitizer are built together, which keeps all cores busy.
 BUILT: set[str] = set()
 
-# ThreadSanitizer has nothing to see in them: neither threads nor memory that processes share. They run plain as well, with the
-# instructions that are shipped; all others run with both sanitizers.
+# ThreadSanitizer has nothing to see in them: neither threads nor memory that processes share. They run plain
+# as well, with the instructions that are shipped; all others run with both sanitizers.
 SINGLE_THREADED = {
     "test_bucket",
     "test_conversions",
