@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from errors import text_of
 from torch import Tensor, nn
 
 import pycoll
@@ -40,14 +41,6 @@ def sharded(device: str = "cpu", **options: Any) -> Any:
     with torch.device(device):
         model = Counting()
     return pycoll.fully_shard(model, **options)
-
-
-def text_of(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
 
 
 def given() -> dict[str, Any]:

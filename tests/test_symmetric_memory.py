@@ -13,6 +13,7 @@ import torch.distributed._symmetric_memory as symm_mem
 from case_data import contribution
 from case_runner import BACKEND
 from checker import assert_same_bits
+from errors import text_of
 from torch import Tensor
 from torch._C._distributed_c10d import _SymmetricMemory
 
@@ -25,14 +26,6 @@ Pools = Callable[[int], RankPool]
 pytestmark = pytest.mark.skipif(BACKEND != "pycoll", reason="memory of pycoll")
 
 NUMEL = 1009
-
-
-def text_of(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
 
 
 def pattern(numel: int, rank: int, salt: int = 0) -> Tensor:

@@ -2,7 +2,6 @@
 #include <c10/core/DeviceGuard.h>
 
 #include "base/error.h"
-#include "torch/call_tag.h"
 #include "torch/device_work.h"
 #include "torch/errors.h"
 #include "torch/process_group.h"
@@ -49,14 +48,7 @@ ProcessGroupPycoll::WorkPtr ProcessGroupPycoll::launch_on_device(const Call& cal
       throw;
     }
     if (requests.empty()) return launched_on_device(std::move(work));
-    if (tensors->needs_copies()) {
-      requests.front().before = [tensors] { tensors->fill_stand_ins(); };
-      requests.back().after = [tensors] { tensors->copy_back(); };
-    }
-    tensors->bump_versions();
-    std::string tag = thread_tag();
-    if (tag.empty() && communicator_->compares_call_sites()) tag = interpreter_.call_site();
-    for (Request& request : requests) request.tag = tag;
+    prepare(tensors, requests);
     auto launched = group->run(requests, call.async, effective(call.timeout));
     work->add(std::move(launched));
     return launched_on_device(std::move(work));

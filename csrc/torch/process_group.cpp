@@ -2,7 +2,6 @@
 
 #include <ATen/record_function.h>
 
-#include "torch/call_tag.h"
 #include "torch/compat.h"
 #include "torch/errors.h"
 #include "torch/profiler.h"
@@ -163,19 +162,6 @@ auto ProcessGroupPycoll::built(Collective collective, TensorSet* set, const Buil
     communicator_->refuse(collective, error.what());
     throw;
   }
-}
-
-// What does not depend on the collective. `set` has to outlive the operations.
-void ProcessGroupPycoll::prepare(TensorSet* set, std::span<Request> requests) {
-  if (set->needs_copies()) {
-    requests.front().before = [set] { set->fill_stand_ins(); };
-    requests.back().after = [set] { set->copy_back(); };
-  }
-  set->bump_versions();
-  std::string tag = thread_tag();
-  if (tag.empty() && communicator_->compares_call_sites()) tag = interpreter_.call_site();
-  if (tag.empty()) return;
-  for (Request& request : requests) request.tag = tag;
 }
 
 template <class Build>

@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "engine/communicator.h"
+#include "torch/call_tag.h"
 #include "torch/device_path.h"
 #include "torch/device_work.h"
 #include "torch/work.h"
@@ -158,7 +159,19 @@ class ProcessGroupPycoll final : public c10d::Backend {
                                                    const std::vector<int>& ranks, const Make& make);
   template <class Build>
   auto built(Collective collective, TensorSet* set, const Build& build);
-  void prepare(TensorSet* set, std::span<Request> requests);
+  // What does not depend on the collective. `set` points to a TensorSet that outlives the operations, or is kept by them.
+  template <class Pointer>
+  void prepare(const Pointer& set, std::span<Request> requests) {
+    if (set->needs_copies()) {
+      requests.front().before = [set] { set->fill_stand_ins(); };
+      requests.back().after = [set] { set->copy_back(); };
+    }
+    set->bump_versions();
+    std::string tag = thread_tag();
+    if (tag.empty() && communicator_->compares_call_sites()) tag = interpreter_.call_site();
+    if (tag.empty()) return;
+    for (Request& request : requests) request.tag = tag;
+  }
   template <class Build>
   WorkPtr launch(const Call& call, Tensors outputs, const Build& build);
   WorkPtr all_reduce_sparse_now(Tensors& tensors, const c10d::AllreduceOptions& opts);
